@@ -1,0 +1,255 @@
+// The narrow waist between the model and a device: a small closed set of ops.
+//
+// The forward pass (model/forward.cpp) is written once over this class; a backend (backend/cpu, backend/cuda) supplies
+// the ops and the memory. This file knows no requests, no scheduler, no files. All calls come from the engine's worker
+// thread (loading: from the opening thread, before the worker starts). A backend may run ops asynchronously in call
+// order; results reach the host only through `wait`.
+//
+// Data types: weights, KV and the operands of matrix products are bfloat16; accumulation, the residual stream, norms,
+// softmax and logits are float32.
+//
+// Determinism: a row's result depends on that row, the weights and the KV of its own sequence only - never on n_tokens,
+// on its place in the batch, on chunking or on the number of threads. Every implementation of an op (small or large
+// batch) sums in the same order.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/bf16.h"
+
+namespace qwen3 {
+
+// Tokens of one KV block. One constant for pool, prefix cache and kernels; see docs/decisions.md for the measurement.
+inline constexpr int kBlockSize = 32;
+
+// Rows of logits that the model computes and samples in one go; bounds the logits buffer (64 x 151,936 x 4 B = 39 MB).
+inline constexpr int kMaxLogitRows = 64;
+
+inline constexpr int kMaxTopLogprobs = 20;
+
+// A weight matrix in host memory (usually the mapped file): [rows, cols] bf16, row-major, any alignment of 2 bytes.
+struct HostMatrix {
+  const bf16* data;
+  int64_t rows;
+  int64_t cols;
+};
+
+// How load_linear may merge matrices that read the same input.
+enum class LinearLayout {
+  kConcat,  // outputs one after the other: q, k, v
+  kGateUp,  // two matrices of equal shape whose outputs are used in pairs: gate, up (a backend may interleave them)
+};
+
+// A weight [n_out, n_in] as the backend keeps it. `parts` point to host memory on the CPU, to device memory on a GPU
+// (which packs everything into parts[0]); only the backend looks inside.
+struct LinearWeight {
+  int n_out = 0;  // of all parts together
+  int n_in = 0;
+  int n_parts = 0;
+  struct Part {
+    const bf16* data;  // [rows, n_in]
+    int rows;
+  };
+  std::array<Part, 3> parts{};
+};
+
+// The step's index arrays, in device memory. A step holds the new tokens ("queries") of n_seqs sequences, one sequence
+// after the other.
+struct BatchView {
+  int n_tokens;
+  int n_seqs;
+  int max_blocks;              // row length of block_tables
+  const int32_t* token_ids;    // [n_tokens]
+  const int32_t* positions;    // [n_tokens] absolute position in the token's sequence
+  const int32_t* seq_of;       // [n_tokens] index of the token's sequence in this step
+  const int32_t* query_start;  // [n_seqs + 1] first token row of each sequence; the last entry is n_tokens
+  const int32_t* block_tables; // [n_seqs, max_blocks] KV block of positions j * kBlockSize .. of each sequence
+};
+
+// Host arrays that become a BatchView; same shapes.
+struct BatchArrays {
+  int n_tokens = 0;
+  int n_seqs = 0;
+  int max_blocks = 0;
+  std::span<const int32_t> token_ids, positions, seq_of, query_start, block_tables;
+};
+
+// One layer's part of the paged KV pool. Each of k and v has n_blocks blocks of kBlockSize * n_kv_heads * head_dim bf16;
+// the order inside a block is the backend's own affair.
+struct KvLayer {
+  bf16* k;
+  bf16* v;
+};
+
+struct EmbedArgs {
+  const BatchView* batch;
+  const bf16* table;  // [vocab, hidden]
+  int hidden;
+  float* out;  // [n_tokens, hidden]
+};
+
+// out[i] = x[i] * rsqrt(mean(x[i]^2) + eps) * weight, rows independent.
+struct RmsNormArgs {
+  const float* x;            // [*, hidden]
+  const bf16* weight;        // [hidden]
+  const int32_t* row_index;  // [n_rows] rows of x to take (in device memory, see upload_rows), or nullptr: row i
+  int n_rows;
+  int hidden;
+  float eps;
+  bf16* out;  // [n_rows, hidden]
+};
+
+// y = x * weight^T with float32 accumulation.
+struct LinearArgs {
+  const bf16* x;  // [n_rows, weight.n_in]
+  int n_rows;
+  const LinearWeight* weight;
+  float* out;       // [n_rows, weight.n_out]
+  bool accumulate;  // true: out += y (the residual add); false: out = y
+};
+
+// out = silu(x * gate^T) * (x * up^T) for a kGateUp weight.
+struct GateUpArgs {
+  const bf16* x;  // [n_rows, weight.n_in]
+  int n_rows;
+  const LinearWeight* weight;  // n_out = 2 * intermediate
+  bf16* out;                   // [n_rows, intermediate]
+};
+
+// Per head of q and k: RMSNorm over head_dim with weights q_norm / k_norm, then RoPE on halves (i, i + head_dim/2) with
+// angle position * inv_freq[i], cos and sin scaled by rope_scale. q goes to q_out, k and v to the sequence's KV blocks.
+struct QkNormRopeArgs {
+  const BatchView* batch;
+  const float* qkv;       // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]: q heads, k heads, v heads
+  const bf16* q_norm;     // [head_dim]
+  const bf16* k_norm;     // [head_dim]
+  const float* inv_freq;  // [head_dim / 2], from load_floats
+  float rope_scale;
+  float eps;
+  int n_heads, n_kv_heads, head_dim;
+  bf16* q_out;  // [n_tokens, n_heads, head_dim]
+  KvLayer kv;
+};
+
+// Causal attention of each query over positions 0..its own, read from the KV blocks; softmax scale 1/sqrt(head_dim).
+// The keys and values of this step's tokens are in the blocks already.
+struct AttentionArgs {
+  const BatchView* batch;
+  const bf16* q;  // [n_tokens, n_heads, head_dim]
+  KvLayer kv;
+  int n_heads, n_kv_heads, head_dim;
+  bf16* out;  // [n_tokens, n_heads, head_dim]
+};
+
+struct TokenBias {
+  int32_t token;
+  float bias;
+};
+
+// How often an id occurs in a sequence: in its prompt or not, and how many times in its output.
+struct TokenCount {
+  int32_t token;
+  int32_t in_output;
+};
+
+// What to do with one row of logits. Host memory, valid until the step's results have been waited for.
+// Order: bias and mask, penalties, temperature, min_p, top_k, top_p, then one draw. Log-probabilities are of the raw
+// logits over the whole vocab.
+struct SampleRow {
+  int32_t target = -1;  // >= 0: do not sample, only score this id (a prompt token)
+  float temperature = 0.0f;  // 0: greedy, the highest logit and the lowest id among equals
+  float min_p = 0.0f;
+  float top_p = 1.0f;
+  int32_t top_k = 0;  // <= 0: off
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  uint64_t seed = 0;
+  int64_t position = 0;  // counter of the draw: index of this token in its sequence
+  std::span<const TokenBias> bias;
+  std::span<const TokenCount> history;   // distinct ids of prompt and output; empty when all penalties are off
+  std::span<const int32_t> forbidden;    // ids that may not be sampled at this row (stop ids before min_tokens)
+  std::span<const uint32_t> mask;        // bit set = allowed; empty: no mask
+  bool logprob = false;
+  int32_t n_top = 0;  // alternatives wanted, best first, at most kMaxTopLogprobs; ids with a token only
+};
+
+struct TopLogprob {
+  int32_t token;
+  float logprob;
+};
+
+struct SampleResult {
+  int32_t token = -1;     // the sampled id, or the target
+  float logprob = 0.0f;   // of token, if asked for
+  int32_t n_top = 0;
+  std::array<TopLogprob, kMaxTopLogprobs> top{};
+  bool finite = true;     // false: a logit was NaN (or all were -inf): the model's output is broken
+};
+
+struct SampleArgs {
+  const float* logits;  // [rows.size(), vocab]
+  int vocab;
+  int n_token_ids;  // ids from here on are never sampled and never listed
+  std::span<const SampleRow> rows;
+  std::span<SampleResult> results;  // host memory, filled by the time of `wait`
+};
+
+// Names of what an op spends time on, for profiles.
+enum class Op : uint8_t { kEmbed, kRmsNorm, kLinear, kGateUp, kQkNormRope, kAttention, kLmHead, kSample, kCount };
+
+struct DeviceInfo {
+  std::string device;       // "cpu", "cuda:0"
+  std::string device_name;  // processor or GPU name
+  std::string kernels;      // "avx512bf16", ...
+  int threads;              // CPU: computing threads; else 0
+  uint64_t free_bytes;      // memory available to allocate now; 0: unknown
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  virtual DeviceInfo info() const = 0;
+
+  // ---- memory. Everything lives as long as the Ops object.
+  // Zeroed device memory, 64-byte aligned. `what` names it in the out-of-memory sentence.
+  virtual void* allocate(size_t bytes, const char* what) = 0;
+  // The CPU keeps the host pointers (the mapping must outlive the Ops object); a GPU copies.
+  virtual LinearWeight load_linear(std::span<const HostMatrix> parts, LinearLayout layout) = 0;
+  virtual const bf16* load_table(const HostMatrix& table) = 0;  // embedding table and norm weights
+  virtual const float* load_floats(std::span<const float> values) = 0;
+
+  // ---- one step
+  // Makes the index arrays visible to the ops; valid until the next call.
+  virtual BatchView upload_batch(const BatchArrays& arrays) = 0;
+  virtual const int32_t* upload_rows(std::span<const int32_t> rows) = 0;
+  virtual void embed(const EmbedArgs& args) = 0;
+  virtual void rms_norm(const RmsNormArgs& args) = 0;
+  virtual void linear(const LinearArgs& args) = 0;
+  virtual void gate_up(const GateUpArgs& args) = 0;
+  virtual void qk_norm_rope(const QkNormRopeArgs& args) = 0;
+  virtual void attention(const AttentionArgs& args) = 0;
+  virtual void sample(const SampleArgs& args) = 0;
+  // Copies device floats to host memory; there by the time of `wait`.
+  virtual void download(std::span<float> out, const float* device) = 0;
+  // Blocks until everything before it is done. Throws Error(kDeviceError) if the device failed.
+  virtual void wait() = 0;
+};
+
+struct BackendOptions {
+  std::string device = "auto";   // "auto", "cpu", "cuda:N"
+  std::string kernels = "auto";  // see qwen3_options.kernels
+  int threads = 0;
+};
+
+// Picks and opens a backend. Throws Error: kInvalidArgument for an unknown name, kUnsupported for a device that this
+// build or machine does not have.
+std::unique_ptr<Ops> open_backend(const BackendOptions& options);
+
+}  // namespace qwen3
