@@ -13,7 +13,7 @@ constexpr int kMaxDepth = 32;  // the deepest file of a model directory (config.
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
+std::string quote(std::string_view text) {
   constexpr std::size_t kLimit = 96;
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out = "\"";
@@ -31,7 +31,7 @@ std::string quoted(std::string_view text) {
 }
 
 std::string describe(const Json& value) {
-  if (value.is_string()) return quoted(value.get_ref<const std::string&>());
+  if (value.is_string()) return quote(value.get_ref<const std::string&>());
   if (value.is_object()) return "an object";
   if (value.is_array()) return "a list of " + std::to_string(value.size());
   return value.dump();  // null, true, a number
@@ -64,7 +64,7 @@ Json parse_json(std::string_view text, const std::string& where) {
       keys.resize(object + 1);
       const auto& key = parsed.get_ref<const std::string&>();
       if (!keys.back().insert(key).second) {
-        throw Error(Status::kBadModel, where + " has the key " + quoted(key) + " twice");
+        throw Error(Status::kBadModel, where + " has the key " + quote(key) + " twice");
       }
     }
     return true;

@@ -14,15 +14,15 @@ namespace qwen3 {
 
 using Json = nlohmann::json;
 
-// Parses text as one JSON value. `where` names the source in errors (kBadModel): broken syntax, a key that appears twice
-// in one object, nesting deeper than 32. Memory is at most a fixed multiple of the text (about 40 times).
+// Parses text as one JSON value. `where` names the source in errors (kBadModel): broken syntax, a key that appears
+// twice in one object, nesting deeper than 32. Memory is at most a fixed multiple of the text (about 40 times).
 Json parse_json(std::string_view text, const std::string& where);
 
 // As parse_json, and the value must be an object.
 Json parse_json_object(std::string_view text, const std::string& where);
 
 // Foreign text made fit for a message: in double quotes, at most 96 bytes, everything unprintable escaped.
-std::string quoted(std::string_view text);
+std::string quote(std::string_view text);
 
 // A short description of a JSON value for messages: its text when short, else its type.
 std::string describe(const Json& value);

@@ -24,13 +24,15 @@ struct DTypeBits {
 };
 // Every dtype of the format, so that a tensor that we then refuse is named for what it is, not as a broken file.
 constexpr std::array<DTypeBits, 22> kDTypes = {{
-    {"BF16", 16},   {"F16", 16},     {"F32", 32},     {"F64", 64},     {"F8_E4M3", 8},     {"F8_E5M2", 8},
-    {"F8_E8M0", 8}, {"F6_E2M3", 6},  {"F6_E3M2", 6},  {"F4", 4},       {"BOOL", 8},        {"I8", 8},
-    {"U8", 8},      {"I16", 16},     {"U16", 16},     {"I32", 32},     {"U32", 32},        {"I64", 64},
-    {"U64", 64},    {"C64", 64},     {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
+    {"BF16", 16},   {"F16", 16},    {"F32", 32},        {"F64", 64},        {"F8_E4M3", 8}, {"F8_E5M2", 8},
+    {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"F4", 4},          {"BOOL", 8},    {"I8", 8},
+    {"U8", 8},      {"I16", 16},    {"U16", 16},        {"I32", 32},        {"U32", 32},    {"I64", 64},
+    {"U64", 64},    {"C64", 64},    {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
 }};
 
-[[noreturn]] void bad(const std::string& sentence) { throw Error(Status::kBadModel, sentence); }
+[[noreturn]] void bad(const std::string& sentence) {
+  throw Error(Status::kBadModel, sentence);
+}
 
 std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -38,13 +40,13 @@ std::string text_of(std::span<const std::byte> bytes) {
 
 // One value of the header's object; begin and end still count from the start of the data.
 SafetensorsEntry parse_entry(const std::string& name, const Json& value, const std::string& where) {
-  const std::string tensor = where + ": tensor " + quoted(name);
+  const std::string tensor = where + ": tensor " + quote(name);
   if (!value.is_object()) bad(tensor + " is described by " + describe(value) + ", expected an object");
   SafetensorsEntry entry;
   entry.name = name;
   for (const auto& [key, field] : value.items()) {
     if (key != "dtype" && key != "shape" && key != "data_offsets") {
-      bad(tensor + " has the unknown field " + quoted(key) + " in its header entry");
+      bad(tensor + " has the unknown field " + quote(key) + " in its header entry");
     }
     if (field.is_array() && field.size() > kMaxRank) {
       bad(tensor + " has " + std::to_string(field.size()) + " numbers in its " + key + ", at most " +
@@ -54,8 +56,9 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& value, const s
   const auto dtype = value.find("dtype");
   if (dtype == value.end() || !dtype->is_string()) bad(tensor + " has no dtype in its header entry");
   entry.dtype = dtype->get<std::string>();
-  const auto known = std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeBits& d) { return d.name == entry.dtype; });
-  if (known == kDTypes.end()) bad(tensor + " has the unknown dtype " + quoted(entry.dtype));
+  const auto known =
+      std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeBits& d) { return d.name == entry.dtype; });
+  if (known == kDTypes.end()) bad(tensor + " has the unknown dtype " + quote(entry.dtype));
 
   const auto shape = value.find("shape");
   if (shape == value.end() || !shape->is_array()) bad(tensor + " has no shape in its header entry");
@@ -80,7 +83,8 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& value, const s
   entry.begin = (*offsets)[0].get<std::size_t>();
   entry.end = (*offsets)[1].get<std::size_t>();
   if (entry.end < entry.begin) {
-    bad(tensor + " ends at offset " + std::to_string(entry.end) + ", before it begins at " + std::to_string(entry.begin));
+    bad(tensor + " ends at offset " + std::to_string(entry.end) + ", before it begins at " +
+        std::to_string(entry.begin));
   }
   if (bits % 8 != 0 || entry.end - entry.begin != bits / 8) {
     bad(tensor + " has " + std::to_string(entry.end - entry.begin) + " bytes of data, expected " +
@@ -92,32 +96,35 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& value, const s
 void check_metadata(const Json& value, const std::string& where) {
   if (!value.is_object()) bad(where + ": __metadata__ is " + describe(value) + ", expected an object");
   for (const auto& [key, field] : value.items()) {
-    if (!field.is_string()) bad(where + ": __metadata__ has " + describe(field) + " at " + quoted(key) + ", expected text");
+    if (!field.is_string())
+      bad(where + ": __metadata__ has " + describe(field) + " at " + quote(key) + ", expected text");
   }
 }
 
 // Entries are ordered by offset: each must begin where the one before ended, and the last must end the file.
 void check_tiling(const std::vector<SafetensorsEntry>& entries, std::size_t data_bytes, const std::string& where) {
-  const auto declared = std::max_element(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.end < b.end; });
+  const auto declared =
+      std::max_element(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.end < b.end; });
   if (declared != entries.end() && declared->end > data_bytes) {
-    bad(where + " is truncated: tensor " + quoted(declared->name) + " ends at byte " + std::to_string(declared->end) +
+    bad(where + " is truncated: tensor " + quote(declared->name) + " ends at byte " + std::to_string(declared->end) +
         " of the data, but only " + std::to_string(data_bytes) + " bytes are there; is the download complete?");
   }
   std::size_t position = 0;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin < position) {
-      bad(where + ": tensor " + quoted(entry.name) + " begins at offset " + std::to_string(entry.begin) +
+      bad(where + ": tensor " + quote(entry.name) + " begins at offset " + std::to_string(entry.begin) +
           " and overlaps the one before it, which ends at " + std::to_string(position));
     }
     if (entry.begin > position) {
-      bad(where + ": tensor " + quoted(entry.name) + " begins at offset " + std::to_string(entry.begin) +
+      bad(where + ": tensor " + quote(entry.name) + " begins at offset " + std::to_string(entry.begin) +
           " and leaves a hole after the one before it, which ends at " + std::to_string(position));
     }
     position = entry.end;
   }
   if (position != data_bytes) {
-    bad(where + " has " + std::to_string(data_bytes) + " bytes of data, but its tensors end at " + std::to_string(position) +
-        "; " + std::to_string(data_bytes - position) + " bytes at the end belong to no tensor");
+    bad(where + " has " + std::to_string(data_bytes) + " bytes of data, but its tensors end at " +
+        std::to_string(position) + "; " + std::to_string(data_bytes - position) +
+        " bytes at the end belong to no tensor");
   }
 }
 
@@ -131,7 +138,8 @@ std::vector<SafetensorsEntry> parse_safetensors(std::span<const std::byte> bytes
         " bytes of text), not the weights; run 'git lfs pull' or download the file itself");
   }
   if (bytes.size() < kLengthBytes) {
-    bad(where + " is truncated: it has " + std::to_string(bytes.size()) + " bytes, fewer than the 8 of a header length");
+    bad(where + " is truncated: it has " + std::to_string(bytes.size()) +
+        " bytes, fewer than the 8 of a header length");
   }
   uint64_t header_bytes = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i) header_bytes |= std::to_integer<uint64_t>(bytes[i]) << (8 * i);
@@ -145,7 +153,8 @@ std::vector<SafetensorsEntry> parse_safetensors(std::span<const std::byte> bytes
         std::to_string(after_length.size()) + " follow; is the download complete?");
   }
   const std::string text = text_of(after_length.first(header_bytes));
-  if (text.empty() || text.front() != '{') bad(where + ": the header is not a JSON object; this is not a safetensors file");
+  if (text.empty() || text.front() != '{')
+    bad(where + ": the header is not a JSON object; this is not a safetensors file");
   const Json header = parse_json_object(text, where + ": the header");
 
   std::vector<SafetensorsEntry> entries;
