@@ -1,0 +1,150 @@
+# Builds, tests and packs qwen3-8b. `make help` lists the targets. Needs python3 (3.11+, with venv), g++ and make; all else
+# comes pinned from PyPI into .venv. Each stage keeps to its own folder under build/, and an incremental run takes seconds.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PYTHON_BIN := $(VENV)/bin/python
+CMAKE := $(VENV)/bin/cmake
+# Two at once by default: the smallest machine that this project promises to build on has two cores.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 16 ] && n=16; echo $$n)
+DEMO_MODEL := models/demo
+FUZZ_SECONDS ?= 10
+
+export PYTHONDONTWRITEBYTECODE := 1
+
+# CMake finds nlohmann-json through the environment's Python and ninja beside its own binary.
+CONFIGURE = $(CMAKE) -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+  -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON_BIN)
+
+## ---- build
+
+.PHONY: build
+build: $(VENV)/.stamp-build build/native/build.ninja ## the library build/native/libqwen3.so and the command .venv/bin/qwen3-8b
+	@$(CMAKE) --build build/native --parallel $(JOBS) --target qwen3
+
+.PHONY: demo
+demo: build $(DEMO_MODEL)/config.json ## build, make a small checkpoint with random weights, open a chat on it
+	@echo "The demo's weights are random: it answers quickly, and with nonsense." >&2
+	@if [ -t 0 ] && [ -t 1 ]; then $(VENV)/bin/qwen3-8b chat --model $(DEMO_MODEL) --max-tokens 200; \
+	else $(VENV)/bin/qwen3-8b chat --model $(DEMO_MODEL) --max-tokens 40 --once "Hello" </dev/null; fi
+
+$(DEMO_MODEL)/config.json: build_tools/make_checkpoint.py | $(VENV)/.stamp-build
+	@$(PYTHON_BIN) build_tools/make_checkpoint.py --out $(DEMO_MODEL) --shape tiny
+	@touch $@
+
+.PHONY: dist
+dist: build ## one file dist/qwen3-8b, and libqwen3.so, qwen3.h, qwen3.pc for other hosts
+	@$(PYTHON_BIN) build_tools/pack.py --library build/native/libqwen3.so --out dist
+
+## ---- tests
+
+# The order is from cheap to dear, so that a mistake shows early. Every stage prints its own closing line of counts.
+.PHONY: test
+test: lint test-native test-fuzz test-abi coverage test-e2e ## everything that CI checks
+	@echo "make test: all stages passed"
+
+.PHONY: test-native
+test-native: build-coverage ## C++ unit tests (an instrumented build, so that coverage can be read)
+	@find build/coverage -name '*.gcda' -delete
+	@build/coverage/native_tests
+
+.PHONY: test-fuzz
+test-fuzz: build-sanitize ## the file parsers under AddressSanitizer and UBSan, FUZZ_SECONDS each
+	@passed=0; failed=0; for fuzzer in build/sanitize/*_fuzz; do \
+	  [ -x $$fuzzer ] || continue; \
+	  if $$fuzzer --seconds $(FUZZ_SECONDS); then passed=$$((passed+1)); else failed=$$((failed+1)); echo "FAILED: $$fuzzer" >&2; fi; \
+	done; echo "fuzz: $$passed passed, $$failed failed"; [ $$failed -eq 0 ]
+
+.PHONY: test-abi
+test-abi: build $(VENV)/.stamp-test ## the header as C and C++, the C example, exported symbols
+	@$(PYTHON_BIN) -m pytest tests/abi
+
+.PHONY: test-python
+test-python: build $(VENV)/.stamp-test ## Python unit and integration tests on the release library
+	@$(PYTHON_BIN) -m pytest tests/python/unit tests/python/integration
+
+.PHONY: coverage
+coverage: test-native $(VENV)/.stamp-test ## Python unit and integration tests with line coverage of Python and host C++
+	@rm -f build/.coverage* && mkdir -p build/reports
+	@COVERAGE_FILE=build/.coverage QWEN3_LIBRARY=$(CURDIR)/build/coverage/libqwen3.so \
+	  $(PYTHON_BIN) -m pytest tests/python/unit tests/python/integration --cov --cov-report=
+	@COVERAGE_FILE=build/.coverage $(PYTHON_BIN) build_tools/check_coverage.py --build build/coverage --reports build/reports
+
+.PHONY: test-e2e
+test-e2e: dist $(VENV)/.stamp-test $(DEMO_MODEL)/config.json ## the packed file as a person would use it
+	@$(PYTHON_BIN) -m pytest tests/python/e2e
+
+.PHONY: test-long
+test-long: build build-sanitize $(VENV)/.stamp-test ## what CI has no time for: long prompts, long fuzzing, soak
+	@$(MAKE) test-fuzz FUZZ_SECONDS=600
+	@QWEN3_LONG=1 $(PYTHON_BIN) -m pytest tests/python -m long --timeout 7200
+
+.PHONY: bench
+bench: build-bench ## kernel benchmarks of this machine (native/bench)
+	@for bench in build/bench/*_bench; do echo "== $$(basename $$bench)"; $$bench; done
+
+## ---- lint
+
+.PHONY: lint
+lint: build $(VENV)/.stamp-test ## clang-format, clang-tidy, ruff, mypy, folder arrows, exported symbols
+	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/ruff format --check --quiet . || { echo "ruff format: run 'make format'" >&2; exit 1; }
+	@$(PYTHON_BIN) -m mypy
+	@$(PYTHON_BIN) build_tools/check_layers.py
+	@$(PYTHON_BIN) build_tools/check_exports.py build/native/libqwen3.so
+	@$(PYTHON_BIN) build_tools/run_clang_tidy.py --build build/native --jobs $(JOBS)
+	@echo "lint: clean"
+
+.PHONY: format
+format: $(VENV)/.stamp-test ## rewrite C++ and Python files in the project's layout
+	@$(VENV)/bin/clang-format -i $(CPP_FILES)
+	@$(VENV)/bin/ruff check --quiet --fix .
+	@$(VENV)/bin/ruff format .
+
+CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h' '*.c' '*.cu' '*.cuh' | sort -u)
+
+## ---- housekeeping
+
+.PHONY: clean
+clean: ## remove build/, dist/ and the demo checkpoint; .venv stays (rm -r .venv to make it anew)
+	@rm -rf build dist $(DEMO_MODEL) .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find qwen3app tests build_tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+## ---- stages that others hang on
+
+# Stamps: made anew only when pyproject.toml (the pins) or the recipe changes. `make` alone needs no test packages and no
+# torch; the tests do (transformers is the reference that logits are compared with).
+$(VENV)/.stamp-build: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py
+	@build_tools/make_venv.sh $(VENV) build checkpoints
+	@touch $@
+
+$(VENV)/.stamp-test: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py | $(VENV)/.stamp-build
+	@build_tools/make_venv.sh $(VENV) build checkpoints test reference
+	@touch $@
+
+build/native/build.ninja: native/CMakeLists.txt $(VENV)/.stamp-build
+	@$(CONFIGURE) -B build/native >/dev/null
+	@touch $@
+
+.PHONY: build-coverage
+build-coverage: $(VENV)/.stamp-build
+	@[ -f build/coverage/build.ninja ] || $(CONFIGURE) -B build/coverage -DQWEN3_TESTS=ON -DQWEN3_COVERAGE=ON >/dev/null
+	@$(CMAKE) --build build/coverage --parallel $(JOBS) --target native_tests qwen3
+
+.PHONY: build-sanitize
+build-sanitize: $(VENV)/.stamp-build
+	@[ -f build/sanitize/build.ninja ] || $(CONFIGURE) -B build/sanitize -DQWEN3_TESTS=ON -DQWEN3_SANITIZE=address,undefined >/dev/null
+	@$(CMAKE) --build build/sanitize --parallel $(JOBS) --target fuzzers
+
+.PHONY: build-bench
+build-bench: $(VENV)/.stamp-build
+	@[ -f build/bench/build.ninja ] || $(CONFIGURE) -B build/bench -DQWEN3_TESTS=ON >/dev/null
+	@$(CMAKE) --build build/bench --parallel $(JOBS) --target benches
