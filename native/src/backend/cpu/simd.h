@@ -145,6 +145,17 @@ QWEN3_INLINE float reduce_max(F32 a) {
   return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
 }
 
+// Four reductions at once, each with the tree of reduce_add.
+QWEN3_INLINE void reduce_add4(F32 a, F32 b, F32 c, F32 d, float* out) {  // out: [4]
+  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xee));
+  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c.v, d.v, 0x44), _mm512_shuffle_f32x4(c.v, d.v, 0xee));
+  // 128-bit lane j: the four partial sums of argument j.
+  const __m512 abcd = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  const __m512 pairs = _mm512_add_ps(abcd, _mm512_permute_ps(abcd, 0x4e));
+  const __m512 sums = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0xb1));
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums)));
+}
+
 // kLanes bf16, widened exactly.
 QWEN3_INLINE F32 load_bf16(const bf16* p) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -289,6 +300,18 @@ QWEN3_INLINE float reduce_max(F32 a) {
   const __m128 half = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
+
+// Four reductions at once, each with the tree of reduce_add.
+QWEN3_INLINE void reduce_add4(F32 a, F32 b, F32 c, F32 d, float* out) {  // out: [4]
+  const __m256 ab = _mm256_add_ps(_mm256_permute2f128_ps(a.v, b.v, 0x20), _mm256_permute2f128_ps(a.v, b.v, 0x31));
+  const __m256 cd = _mm256_add_ps(_mm256_permute2f128_ps(c.v, d.v, 0x20), _mm256_permute2f128_ps(c.v, d.v, 0x31));
+  // Lower half: two pairs of a, two of c; upper half: of b and d.
+  const __m256 pairs = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  const __m256 sums = _mm256_add_ps(pairs, _mm256_movehdup_ps(pairs));  // even lanes: a, c | b, d
+  const __m128 ac = _mm256_castps256_ps128(sums), bd = _mm256_extractf128_ps(sums, 1);
+  const __m128 high = _mm_unpackhi_ps(ac, bd);  // c, d, ...
+  _mm_storeu_ps(out, _mm_movelh_ps(_mm_unpacklo_ps(ac, bd), high));
 }
 
 // kLanes bf16, widened exactly.
@@ -449,6 +472,14 @@ QWEN3_INLINE float reduce_max(F32 a) {
   const float x = a.v[0] > a.v[2] ? a.v[0] : a.v[2];
   const float y = a.v[1] > a.v[3] ? a.v[1] : a.v[3];
   return x > y ? x : y;
+}
+
+// Four reductions at once, each with the tree of reduce_add.
+QWEN3_INLINE void reduce_add4(F32 a, F32 b, F32 c, F32 d, float* out) {  // out: [4]
+  out[0] = reduce_add(a);
+  out[1] = reduce_add(b);
+  out[2] = reduce_add(c);
+  out[3] = reduce_add(d);
 }
 
 // kLanes bf16, widened exactly.

@@ -1,20 +1,22 @@
 // The CPU backend's threads: the calling (worker) thread and threads-1 helpers that run one loop at a time together.
 //
 // parallel_for splits [0, n) into pieces of `grain` that threads take from a shared counter; it returns when all are
-// done. What a piece computes must not depend on which thread runs it. Helpers spin for a short while after a loop, since
-// the next op follows within microseconds, then sleep, so an idle engine costs nothing. One caller at a time.
+// done. What a piece computes must not depend on which thread runs it. Helpers spin for a short while after a loop,
+// since the next op follows within microseconds, then sleep, so an idle engine costs nothing. The caller never waits
+// for a helper that has not begun: where other programs hold the cores, it does the work itself. One caller at a time;
+// a body must not start another loop. A body that throws ends the loop, and parallel_for throws the first such
+// exception.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <type_traits>
 
 namespace qwen3::cpu {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int n_threads);  // >= 1, the caller included
+  explicit ThreadPool(int n_threads);  // >= 1, the caller included; throws Error when threads cannot be started
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -24,10 +26,18 @@ class ThreadPool {
   // Calls body(begin, end, thread) for disjoint pieces that cover [0, n); thread is 0..n_threads-1.
   template <typename Body>
   void parallel_for(int64_t n, int64_t grain, const Body& body) {
-    run(n, grain, [](const void* context, int64_t begin, int64_t end, int thread) {
-      (*static_cast<const Body*>(context))(begin, end, thread);
-    }, &body);
+    run(
+        n, grain,
+        [](const void* context, int64_t begin, int64_t end, int thread) {
+          (*static_cast<const Body*>(context))(begin, end, thread);
+        },
+        &body);
   }
+
+  // At least `bytes` of memory for this thread alone, 64-byte aligned, with unspecified content; kept and grown from
+  // call to call, so that a steady state allocates nothing. Ask before the loop or from the body, for its own thread
+  // only; the previous pointer of that thread is dead. Throws Error kOutOfMemory.
+  std::byte* scratch(int thread, size_t bytes);
 
  private:
   using Piece = void (*)(const void* context, int64_t begin, int64_t end, int thread);

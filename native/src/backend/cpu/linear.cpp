@@ -1,0 +1,298 @@
+// Matrix products: linear and gate_up, for one row (decode), a few rows and thousands (prefill), by one micro-kernel.
+//
+// Order of the sums, the same for every output whatever the number of rows, their place and the threads: K is walked
+// upwards in steps of 2 * kLanes elements into one vector accumulator by simd.h's dot(); lanes are added at the end by
+// reduce_add's tree; the last step is padded with zeros. A tile of kRows weight rows x up to kTokens inputs keeps its
+// accumulators in registers; where K is long they rest in memory between blocks of K, whole vectors, which changes no bit.
+//
+// Work items are (chunk of outputs) x (block of inputs). An item copies its inputs into `packed`, in the order in which the
+// micro-kernel reads them (and widened to float32 where there is no bf16 dot product), then runs over its weights in
+// sub-blocks small enough for the caches. Weights are read where they are: bf16, row-major, aligned to 2 bytes.
+//
+// Runs on the engine's worker thread and the pool's helpers.
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/simd.h"
+
+namespace qwen3::cpu::QWEN3_ISA {
+namespace {
+
+// ---- sizes. native/bench/LOG.md has the measurements.
+constexpr int kRows = 4;
+#if defined(QWEN3_SIMD_AVX512)
+constexpr int kTokens = 6;  // 4 x 6 accumulators, 4 weights and an input in 32 registers
+#else
+constexpr int kTokens = 3;  // 4 x 3 accumulators, 3 inputs and a weight in 16 registers
+#endif
+constexpr int kBlockTokens = 48;          // inputs of an item; a multiple of kTokens
+constexpr int kBlockRows = 32;            // weight rows of a sub-block
+constexpr int kStep = 2 * kLanes;         // elements of K per step
+constexpr int kBlockSteps = 2048 / kStep; // steps of K whose inputs and weights stay in the first-level cache
+
+// One step of one input.
+#if defined(QWEN3_SIMD_AVX512BF16)
+struct Input {
+  BF16 pair;
+};
+QWEN3_INLINE Input make_input(BF16 x) { return {x}; }
+QWEN3_INLINE F32 multiply(F32 acc, BF16 w, const Input& x) { return dot(acc, x.pair, w); }
+#else
+struct Input {
+  F32 even, odd;
+};
+QWEN3_INLINE Input make_input(BF16 x) { return {even(x), odd(x)}; }
+// As dot(), with the widening of x done before.
+QWEN3_INLINE F32 multiply(F32 acc, BF16 w, const Input& x) { return fma(odd(w), x.odd, fma(even(w), x.even, acc)); }
+#endif
+
+struct Tile {
+  const bf16* rows[kRows];  // at the first step
+  const Input* input;       // [n_steps, n_tokens]
+  int n_steps;              // whole steps
+  int tail;                 // elements in the step after them, or 0
+  F32* saved;               // [kRows, n_tokens] accumulators between blocks of K
+  float* sums;              // [n_tokens, kBlockRows]
+};
+
+// Accumulates one tile over one block of K: from zero or from what `saved` holds, into `saved` or, reduced, into `sums`.
+template <int n_tokens>
+void run_tile(const Tile& tile, bool first, bool last) {
+  F32 acc[kRows][n_tokens];
+  if (first) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 8
+      for (int t = 0; t < n_tokens; t++) acc[r][t] = zero();
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 8
+      for (int t = 0; t < n_tokens; t++) acc[r][t] = tile.saved[r * n_tokens + t];
+    }
+  }
+  const bf16* const row0 = tile.rows[0];
+  const bf16* const row1 = tile.rows[1];
+  const bf16* const row2 = tile.rows[2];
+  const bf16* const row3 = tile.rows[3];
+  static_assert(kRows == 4);
+  const Input* input = tile.input;
+  for (int64_t k = 0; k < static_cast<int64_t>(tile.n_steps) * kStep; k += kStep, input += n_tokens) {
+    const BF16 w[kRows] = {load_pairs(row0 + k), load_pairs(row1 + k), load_pairs(row2 + k), load_pairs(row3 + k)};
+#pragma GCC unroll 8
+    for (int t = 0; t < n_tokens; t++) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) acc[r][t] = multiply(acc[r][t], w[r], input[t]);
+    }
+  }
+  if (tile.tail > 0) {
+    const int64_t k = static_cast<int64_t>(tile.n_steps) * kStep;
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+      const BF16 w = load_pairs_n(tile.rows[r] + k, tile.tail);
+#pragma GCC unroll 8
+      for (int t = 0; t < n_tokens; t++) acc[r][t] = multiply(acc[r][t], w, input[t]);
+    }
+  }
+  if (last) {
+#pragma GCC unroll 8
+    for (int t = 0; t < n_tokens; t++) {
+      reduce_add4(acc[0][t], acc[1][t], acc[2][t], acc[3][t], tile.sums + t * kBlockRows);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 8
+      for (int t = 0; t < n_tokens; t++) tile.saved[r * n_tokens + t] = acc[r][t];
+    }
+  }
+}
+
+void run_tile(int n_tokens, const Tile& tile, bool first, bool last) {
+  switch (n_tokens) {
+    case 1:
+      return run_tile<1>(tile, first, last);
+    case 2:
+      return run_tile<2>(tile, first, last);
+    case 3:
+      return run_tile<3>(tile, first, last);
+#if defined(QWEN3_SIMD_AVX512)
+    case 4:
+      return run_tile<4>(tile, first, last);
+    case 5:
+      return run_tile<5>(tile, first, last);
+    case 6:
+      return run_tile<6>(tile, first, last);
+#endif
+  }
+}
+
+QWEN3_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+QWEN3_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+QWEN3_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What both ops share. Outputs are "columns" of the result; an output of gate_up has two weight rows.
+struct Product {
+  const bf16* x;  // [n_rows, n_in]
+  int n_rows;
+  const LinearWeight* weight;
+  int n_out;        // outputs: weight rows, or half of them for gate_up
+  bool gate_up;
+  bool accumulate;  // linear only
+  float* out;       // [n_rows, n_out], linear
+  bf16* out_bf16;   // [n_rows, n_out], gate_up
+};
+
+const bf16* weight_row(const LinearWeight& weight, int64_t row) {
+  int part = 0;
+  while (part + 1 < weight.n_parts && row >= weight.parts[static_cast<size_t>(part)].rows) {
+    row -= weight.parts[static_cast<size_t>(part)].rows;
+    part++;
+  }
+  return weight.parts[static_cast<size_t>(part)].data + row * weight.n_in;
+}
+
+// Tiles of nearly equal size: tile i of the block's n inputs begins at this one.
+QWEN3_INLINE int tile_begin(int i, int n_tiles, int n) { return i * n / n_tiles; }
+
+// packed: per tile [n_steps (a last part one included), tile's inputs]
+void pack_inputs(const bf16* x, int n_in, int n_tokens, int n_tiles, Input* packed) {
+  const int n_steps = n_in / kStep, tail = n_in % kStep;
+  for (int i = 0; i < n_tiles; i++) {
+    const int begin = tile_begin(i, n_tiles, n_tokens), size = tile_begin(i + 1, n_tiles, n_tokens) - begin;
+    for (int t = 0; t < size; t++) {
+      const bf16* row = x + static_cast<int64_t>(begin + t) * n_in;
+      Input* to = packed + t;
+      for (int s = 0; s < n_steps; s++, to += size) *to = make_input(load_pairs(row + static_cast<int64_t>(s) * kStep));
+      if (tail > 0) *to = make_input(load_pairs_n(row + static_cast<int64_t>(n_steps) * kStep, tail));
+    }
+    packed += static_cast<int64_t>(divide_up(n_in, kStep)) * size;
+  }
+}
+
+void write_linear(const Product& p, const float* sums, int64_t token, int n_tokens, int64_t output, int n) {
+  for (int t = 0; t < n_tokens; t++, sums += kBlockRows) {
+    float* out = p.out + (token + t) * p.n_out + output;
+    for (int i = 0; i < n; i += kLanes) {
+      F32 y = load(sums + i);
+      if (p.accumulate) y = load_n(out + i, n - i) + y;
+      store_n(out + i, y, n - i);
+    }
+  }
+}
+
+void write_gate_up(const Product& p, const float* sums, int64_t token, int n_tokens, int64_t output, int n) {
+  for (int t = 0; t < n_tokens; t++, sums += kBlockRows) {
+    bf16* out = p.out_bf16 + (token + t) * p.n_out + output;
+    for (int i = 0; i < n; i += kLanes) {
+      store_bf16_n(out + i, silu(load(sums + i)) * load(sums + kBlockRows / 2 + i), n - i);
+    }
+  }
+}
+
+// Memory of one thread.
+struct Scratch {
+  Input* packed;  // a block's inputs
+  F32* saved;     // [kBlockRows, kBlockTokens] accumulators
+  float* sums;    // [kBlockTokens, kBlockRows]
+};
+
+// Inputs token .. token + n_tokens times outputs begin .. end.
+void run_item(const Product& p, const Scratch& scratch, int64_t token, int n_tokens, int n_tiles, int64_t begin,
+              int64_t end) {
+  const int n_in = p.weight->n_in;
+  const int all_steps = static_cast<int>(divide_up(n_in, kStep));
+  // A single tile reads its weights once: nothing would stay in a cache, so K is walked in one go.
+  const int block_steps = n_tiles == 1 ? all_steps : kBlockSteps;
+  const int outputs_per_block = p.gate_up ? kBlockRows / 2 : kBlockRows;
+  for (int64_t output = begin; output < end; output += outputs_per_block) {
+    const int n = static_cast<int>(smaller(outputs_per_block, end - output));
+    // Weight rows of the sub-block; where it is not full the last one stands in, and its results are not written.
+    const bf16* rows[kBlockRows];
+    int n_rows = static_cast<int>(divide_up(n, kRows)) * kRows;
+    for (int r = 0; r < n_rows; r++) {
+      rows[r] = weight_row(*p.weight, output + (r < n ? r : n - 1));
+      if (p.gate_up) rows[kBlockRows / 2 + r] = weight_row(*p.weight, p.n_out + output + (r < n ? r : n - 1));
+    }
+    for (int step = 0; step < all_steps; step += block_steps) {
+      const bool last = step + block_steps >= all_steps;
+      const int n_steps = last ? n_in / kStep - step : block_steps;
+      const Input* packed = scratch.packed;
+      for (int i = 0; i < n_tiles; i++) {
+        const int first_token = tile_begin(i, n_tiles, n_tokens);
+        const int size = tile_begin(i + 1, n_tiles, n_tokens) - first_token;
+        for (int half = 0; half < (p.gate_up ? 2 : 1); half++) {
+          for (int r = half * kBlockRows / 2; r < half * kBlockRows / 2 + n_rows; r += kRows) {
+            Tile tile;
+            for (int j = 0; j < kRows; j++) tile.rows[j] = rows[r + j] + static_cast<int64_t>(step) * kStep;
+            tile.input = packed + static_cast<int64_t>(step) * size;
+            tile.n_steps = n_steps;
+            tile.tail = last ? n_in % kStep : 0;
+            tile.saved = scratch.saved + r * kBlockTokens + first_token * kRows;
+            tile.sums = scratch.sums + first_token * kBlockRows + r;
+            run_tile(size, tile, step == 0, last);
+          }
+        }
+        packed += static_cast<int64_t>(all_steps) * size;
+      }
+    }
+    if (p.gate_up) {
+      write_gate_up(p, scratch.sums, token, n_tokens, output, n);
+    } else {
+      write_linear(p, scratch.sums, token, n_tokens, output, n);
+    }
+  }
+}
+
+void run_product(const Product& p, ThreadPool& pool) {
+  if (p.n_rows <= 0 || p.n_out <= 0) return;
+  // Chunks of outputs: 8 per thread to even out, whole sub-blocks, at most 256 rows, at least one sub-block of gate_up.
+  const int64_t chunk =
+      larger(16, smaller(256, divide_up(divide_up(p.n_out, 8 * static_cast<int64_t>(pool.n_threads())), 16) * 16));
+  const int64_t n_chunks = divide_up(p.n_out, chunk);
+  const int64_t n_blocks = divide_up(p.n_rows, kBlockTokens);
+  const int64_t block_tokens = smaller(p.n_rows, kBlockTokens);
+  const size_t packed_bytes =
+      sizeof(Input) * static_cast<size_t>(block_tokens * divide_up(p.weight->n_in, kStep));
+  const size_t saved_bytes = sizeof(F32) * kBlockRows * kBlockTokens;
+  const size_t sums_bytes = sizeof(float) * kBlockTokens * kBlockRows;
+  // Blocks of one chunk follow each other: threads that work at the same time share the chunk's weights in the cache.
+  pool.parallel_for(n_chunks * n_blocks, 1, [&](int64_t item, int64_t item_end, int thread) {
+    std::byte* memory = pool.scratch(thread, packed_bytes + saved_bytes + sums_bytes);
+    const Scratch scratch{reinterpret_cast<Input*>(memory), reinterpret_cast<F32*>(memory + packed_bytes),
+                          reinterpret_cast<float*>(memory + packed_bytes + saved_bytes)};
+    for (; item < item_end; item++) {
+      const int64_t token = item % n_blocks * kBlockTokens;
+      const int n_tokens = static_cast<int>(smaller(kBlockTokens, p.n_rows - token));
+      const int n_tiles = static_cast<int>(divide_up(n_tokens, kTokens));
+      const int64_t begin = item / n_blocks * chunk;
+      pack_inputs(p.x + token * p.weight->n_in, p.weight->n_in, n_tokens, n_tiles, scratch.packed);
+      run_item(p, scratch, token, n_tokens, n_tiles, begin, smaller(begin + chunk, p.n_out));
+    }
+  });
+}
+
+}  // namespace
+
+void linear(const LinearArgs& args, ThreadPool& pool) {
+  Product p{};
+  p.x = args.x;
+  p.n_rows = args.n_rows;
+  p.weight = args.weight;
+  p.n_out = args.weight->n_out;
+  p.accumulate = args.accumulate;
+  p.out = args.out;
+  run_product(p, pool);
+}
+
+void gate_up(const GateUpArgs& args, ThreadPool& pool) {
+  Product p{};
+  p.x = args.x;
+  p.n_rows = args.n_rows;
+  p.weight = args.weight;
+  p.n_out = args.weight->n_out / 2;
+  p.gate_up = true;
+  p.out_bf16 = args.out;
+  run_product(p, pool);
+}
+
+}  // namespace qwen3::cpu::QWEN3_ISA
