@@ -1,0 +1,33 @@
+"""The binding to libqwen3: the only package that knows the shared library. Imports nothing of ours but `errors`.
+
+Importing this package is cheap: cffi and the library are loaded by the first `Engine.open` or `library_version`.
+"""
+
+from qwen3app.abi.engine import Engine, EngineSequence, library_version
+from qwen3app.abi.types import (
+    EngineInfo,
+    EngineOptions,
+    EngineRequest,
+    EngineStats,
+    Event,
+    EventBatch,
+    EventKind,
+    FinishCode,
+)
+from qwen3app.errors import EngineError, Status
+
+__all__ = [
+    "Engine",
+    "EngineError",
+    "EngineInfo",
+    "EngineOptions",
+    "EngineRequest",
+    "EngineSequence",
+    "EngineStats",
+    "Event",
+    "EventBatch",
+    "EventKind",
+    "FinishCode",
+    "Status",
+    "library_version",
+]

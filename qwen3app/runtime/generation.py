@@ -1,0 +1,338 @@
+"""`Generation`: one or more prompts being continued, read as an async stream of lists of deltas.
+
+Owns: the mailbox between the engine's events and one reader, the choices' text streams, usage and timings.
+Refuses to know: threads, HTTP. Everything here runs on the event loop's thread.
+
+How it flows: the runtime puts events into the choices' `pending` lists (`_post`); the reader takes everything that
+waits in one go. There is no queue and no lock, one list and one future, because this runs for each token of each
+stream. A choice is an (engine request, sample) pair; several prompts are several requests with one mailbox.
+
+Rules
+- The text of the id that ends a choice (EOS, stop_token_ids) is never shown, nor listed among its tokens, but it
+  counts in completion_tokens, as the engine counts it.
+- With stop strings, tokens are looked at one by one, so that usage does not depend on how they arrived.
+- After the last visible delta the iterator still waits for the engine's FINISHED events (at most one step), so that
+  usage and timings are complete when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from qwen3app.abi.types import Event, EventKind, FinishCode
+from qwen3app.errors import AppError, GenerationError
+from qwen3app.text.output import OutputStream
+
+if TYPE_CHECKING:
+    from qwen3app.runtime.observations import Histogram
+    from qwen3app.runtime.params import GenerationParams
+
+_TOKEN = int(EventKind.TOKEN)
+_FINISHED = int(EventKind.FINISHED)
+_REASONS = {
+    FinishCode.STOP: "stop",
+    FinishCode.LENGTH: "length",
+    FinishCode.CANCELLED: "abort",
+    FinishCode.ERROR: "error",
+}
+
+
+class TokenInfo(NamedTuple):
+    """One token with its log-probability (NaN: none) and alternatives, best first."""
+
+    id: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+
+
+class ChoiceDelta(NamedTuple):
+    """What is new in one choice."""
+
+    choice: int
+    content: str
+    reasoning: str
+    tokens: list[TokenInfo] | None  # only with logprobs or return_tokens
+    finish_reason: str | None  # "stop", "length", "abort" (cancelled), "error"; then the choice is over
+    matched_stop: str | int | None  # the stop string, or the id of stop_token_ids, that ended the choice
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of all choices together; each prompt counts once."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds by the engine's clock. None: did not happen (yet)."""
+
+    queue: float | None = None  # submitted -> first slot
+    prefill: float | None = None  # first slot -> first token
+    time_to_first_token: float | None = None  # submitted -> first token
+    decode: float | None = None  # first token -> last event
+    total: float | None = None  # submitted -> last event
+
+
+class _Choice:
+    """State of one sample."""
+
+    __slots__ = (
+        "finish_event",
+        "finish_reason",
+        "generation",
+        "index",
+        "last_ns",
+        "n_tokens",
+        "output",
+        "pending",
+        "request",
+        "sample",
+        "tops",
+    )
+
+    def __init__(self, generation: Generation, index: int, sample: int, output: OutputStream) -> None:
+        self.generation = generation
+        self.index = index
+        self.request = 0  # engine request, set once it is submitted
+        self.sample = sample
+        self.output = output
+        self.pending: list[Event] = []
+        self.tops: dict[int, Sequence[tuple[int, float]]] = {}  # output index -> alternatives
+        self.finish_reason: str | None = None  # set when the reader has been told
+        self.finish_event: Event | None = None
+        self.n_tokens = 0
+        self.last_ns = 0
+
+
+class Generation:
+    """Made by Runtime.generate. Iterate it to the end, or `aclose` it (or use `async with`): both free the engine."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: GenerationParams,
+        make_output: Callable[[], OutputStream],
+        stop_ids: frozenset[int],
+        cancel: Callable[[int, int], None],
+        inter_token: Histogram,
+    ) -> None:
+        self.prompts = prompts
+        self.params = params
+        self.n_choices = len(prompts) * params.n
+        self.error: AppError | None = None
+        self._choices = [
+            _Choice(self, prompt * params.n + sample, sample, make_output())
+            for prompt in range(len(prompts))
+            for sample in range(params.n)
+        ]
+        self._prompt_logprobs: list[list[TokenInfo]] = [[] for _ in prompts]
+        self._stop_ids = stop_ids
+        self._cancel = cancel
+        self._inter_token = inter_token
+        self._want_tokens = params.logprobs or params.top_logprobs > 0 or params.return_tokens
+        self._one_by_one = bool(params.stop)
+        self._ready: list[_Choice] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._woken = False
+        self._n_open = self.n_choices  # choices whose FINISHED event has not come
+        self._cancelled = False
+
+    # ---------------------------------------------------------------------------------------------- the reader's side
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[ChoiceDelta]:
+        """Everything that waits, at least one delta; an empty list only after `wake`."""
+        while True:
+            if self._ready:
+                deltas = self._collect()
+                if deltas:
+                    return deltas
+                continue
+            if self.error is not None:
+                raise self.error
+            if self._n_open == 0:
+                raise StopAsyncIteration
+            if self._woken:
+                self._woken = False
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+            finally:
+                self._waiter = None
+
+    def wake(self) -> None:
+        """Makes a waiting reader return an empty list: a chance to send a sign of life."""
+        self._woken = True
+        self._notify()
+
+    def cancel(self) -> None:
+        """Ends all choices that still run; a reader sees "abort". Calling it late or twice is harmless."""
+        if self._cancelled or self._n_open == 0:
+            return
+        self._cancelled = True
+        for request in dict.fromkeys(choice.request for choice in self._choices if choice.finish_event is None):
+            self._cancel(request, -1)
+
+    async def aclose(self) -> None:
+        """Leaves the stream: cancels what still runs."""
+        self.cancel()
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    @property
+    def prompt_logprobs(self) -> list[TokenInfo] | None:
+        """Of the first prompt, with params.prompt_logprobs: complete before the first delta comes."""
+        return self._prompt_logprobs[0] if self.params.prompt_logprobs else None
+
+    def prompt_logprobs_of(self, prompt: int) -> list[TokenInfo]:
+        """As `prompt_logprobs`, for one of several prompts."""
+        return self._prompt_logprobs[prompt]
+
+    @property
+    def usage(self) -> Usage:
+        """So far; cached_tokens is known once a prompt's first choice has finished."""
+        cached = 0
+        for first in range(0, self.n_choices, self.params.n):
+            event = self._choices[first].finish_event
+            cached += event[13] if event is not None else 0
+        return Usage(
+            prompt_tokens=sum(map(len, self.prompts)),
+            completion_tokens=sum(choice.n_tokens for choice in self._choices),
+            cached_tokens=cached,
+            reasoning_tokens=sum(choice.output.reasoning_tokens for choice in self._choices),
+        )
+
+    @property
+    def timings(self) -> Timings:
+        """From the FINISHED events that have come."""
+        events = [choice.finish_event for choice in self._choices if choice.finish_event is not None]
+        if not events:
+            return Timings()
+        queued = min(event[15] for event in events)
+        started = min((event[16] for event in events if event[16]), default=0)
+        first = min((event[17] for event in events if event[17]), default=0)
+        last = max(event[11] for event in events)
+        return Timings(
+            queue=(started - queued) * 1e-9 if started else None,
+            prefill=(first - started) * 1e-9 if first and started else None,
+            time_to_first_token=(first - queued) * 1e-9 if first else None,
+            decode=(last - first) * 1e-9 if first else None,
+            total=(last - queued) * 1e-9,
+        )
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """By choice; None while it runs."""
+        return [choice.finish_reason for choice in self._choices]
+
+    @property
+    def tokens_by_choice(self) -> list[int]:
+        """Completion tokens of each choice so far."""
+        return [choice.n_tokens for choice in self._choices]
+
+    # --------------------------------------------------------------------------------------------- the runtime's side
+
+    def _notify(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _post_prompt_token(self, choice: _Choice, event: Event, top: Sequence[tuple[int, float]]) -> None:
+        self._prompt_logprobs[choice.index // self.params.n].append(TokenInfo(event[4], event[5], top))
+
+    def _post_finished(self, choice: _Choice, event: Event) -> bool:
+        """Notes a FINISHED event (the caller has put it into `pending` too). True: it was the last of all choices."""
+        choice.finish_event = event
+        self._n_open -= 1
+        return self._n_open == 0
+
+    def _fail(self, error: AppError) -> None:
+        """The engine is gone: no further events will come."""
+        self.error = error
+        self._n_open = 0
+        self._notify()
+
+    # --------------------------------------------------------------------------------------------------- events to text
+
+    def _collect(self) -> list[ChoiceDelta]:
+        ready, self._ready = self._ready, []
+        deltas = []
+        for choice in ready:
+            pending, choice.pending = choice.pending, []
+            if choice.finish_reason is None:
+                delta = self._advance(choice, pending)
+                if delta is not None:
+                    deltas.append(delta)
+        return deltas
+
+    def _advance(self, choice: _Choice, pending: list[Event]) -> ChoiceDelta | None:
+        """Turns one choice's events into at most one delta."""
+        output = choice.output
+        stop_ids = self._stop_ids
+        ids: list[int] = []
+        infos: list[TokenInfo] | None = [] if self._want_tokens else None
+        content = reasoning = ""
+        finish_reason: str | None = None
+        matched: str | int | None = None
+        for event in pending:
+            if event[2] == _TOKEN:
+                now = event[11]
+                if choice.last_ns:
+                    self._inter_token.observe((now - choice.last_ns) * 1e-9)
+                choice.last_ns = now
+                choice.n_tokens += 1
+                token = event[4]
+                if token in stop_ids:
+                    if token in self.params.stop_token_ids:
+                        matched = token
+                    continue
+                if infos is not None:
+                    infos.append(TokenInfo(token, event[5], choice.tops.pop(event[10], ())))
+                if not self._one_by_one:
+                    ids.append(token)
+                    continue
+                delta = output.push((token,))
+                content += delta.content
+                reasoning += delta.reasoning
+                if delta.stopped:
+                    finish_reason, matched = "stop", output.matched_stop
+                    if choice.finish_event is None:
+                        self._cancel(choice.request, choice.sample)
+                    break
+            elif event[2] == _FINISHED:
+                finish_reason = _REASONS.get(event[8], "error")  # type: ignore[call-overload]
+        if ids:
+            delta = output.push(ids)
+            content, reasoning = delta.content, delta.reasoning
+        if finish_reason is not None:
+            if output.matched_stop is None:
+                tail = output.finish()
+                content += tail.content
+                reasoning += tail.reasoning
+                if tail.stopped:
+                    finish_reason, matched = "stop", output.matched_stop
+            choice.finish_reason = finish_reason
+            if finish_reason == "error" and self.error is None:
+                self.error = GenerationError("The engine failed while it generated this answer; try again.")
+            if finish_reason != "stop":
+                matched = None
+        elif not content and not reasoning and not infos:
+            return None
+        return ChoiceDelta(choice.index, content, reasoning, infos, finish_reason, matched)

@@ -1,0 +1,75 @@
+"""What the runtime counts while it runs: histograms over requests and tokens, for server/metrics.py to expose.
+
+Knows no Prometheus. All on the event loop's thread; a reader on another thread sees figures that are a moment old.
+`Histogram.observe` costs 0.3 us because one is made per token, which is why prometheus-client's own is not used.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+
+# vLLM's bounds, so that its dashboards' queries give smooth quantiles here too.
+TTFT_BOUNDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+TOKEN_BOUNDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_BOUNDS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+    120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+LENGTH_BOUNDS = (
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
+)  # fmt: skip
+N_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+
+class Histogram:
+    """Counts per bucket; a value equal to a bound lies in that bound's bucket, as Prometheus wants it."""
+
+    __slots__ = ("_counts", "bounds", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, cumulative count), with "+Inf" last."""
+        names = [repr(float(bound)) for bound in self.bounds] + ["+Inf"]
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+
+class Observations:
+    """One per runtime."""
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(TTFT_BOUNDS)
+        self.inter_token = Histogram(TOKEN_BOUNDS)
+        self.time_per_output_token = Histogram(TOKEN_BOUNDS)  # per request: decode time / (tokens - 1)
+        self.e2e = Histogram(REQUEST_BOUNDS)
+        self.queue = Histogram(REQUEST_BOUNDS)
+        self.prefill = Histogram(REQUEST_BOUNDS)
+        self.decode = Histogram(REQUEST_BOUNDS)
+        self.inference = Histogram(REQUEST_BOUNDS)
+        self.prompt_tokens = Histogram(LENGTH_BOUNDS)
+        self.generation_tokens = Histogram(LENGTH_BOUNDS)
+        self.max_generation_tokens = Histogram(LENGTH_BOUNDS)
+        self.params_n = Histogram(N_BOUNDS)
+        self.params_max_tokens = Histogram(LENGTH_BOUNDS)
+        self.finished: Counter[str] = Counter()  # samples by finish reason
+        self.reasoning_tokens = 0

@@ -1,0 +1,358 @@
+"""`Runtime`: one engine serving many generations in one event loop.
+
+Owns: the poll thread, the map from engine samples to choices, admission (lengths), the drain at the end.
+Refuses to know: HTTP, templates.
+
+Threads: one poll thread blocks in the engine (Python's lock released) and hands each batch over with a single
+call_soon_threadsafe; all else runs on the event loop's thread, on which every method must be called. `generate`
+submits on that thread too, so that an event can never arrive before its choice is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qwen3app.abi.types import EngineRequest, EventBatch, EventKind, FinishCode
+from qwen3app.errors import AppError, ContextLengthError, EngineError, GenerationError, RequestError, Status
+from qwen3app.runtime.generation import Generation, _Choice
+from qwen3app.runtime.loaded_model import LoadedModel
+from qwen3app.runtime.observations import Observations
+from qwen3app.runtime.params import GenerationParams, check_params, with_defaults
+from qwen3app.text.output import OutputStream
+
+# How long a poll blocks: bounds the time that `stop` waits for the thread, and costs ten wake-ups a second when idle.
+_POLL_MS = 100
+# After a cancel every sample ends within one step; a step that takes longer than this is not waited for at the end.
+_CANCEL_SECONDS = 5.0
+_SAMPLE_BITS = 7  # qwen3_request.n is at most 128
+_INT32_MAX = 2**31 - 1
+_TOKEN = int(EventKind.TOKEN)
+_PROMPT_TOKEN = int(EventKind.PROMPT_TOKEN)
+
+
+class Runtime:
+    """See the file's head."""
+
+    def __init__(self, model: LoadedModel, on_failure: Callable[[str], None] | None = None) -> None:
+        """on_failure: called once, on the loop's thread, with a sentence, when the engine has failed."""
+        self.model = model
+        self.observations = Observations()
+        self.failure: str | None = None
+        self._engine = model.engine
+        self._on_failure = on_failure
+        self._eos_ids = frozenset(model.tokenizer.eos_ids) | frozenset(model.info.eos_ids)
+        self._extra_eos = tuple(sorted(self._eos_ids - frozenset(model.info.eos_ids)))
+        self._routes: dict[int, _Choice] = {}  # request << 7 | sample -> choice
+        self._active: set[Generation] = set()
+        self._idle: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._draining = False
+
+    # ------------------------------------------------------------------------------------------------------- life cycle
+
+    async def start(self) -> None:
+        """Begins to poll."""
+        self._loop = asyncio.get_running_loop()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._poll, name="engine-poll", daemon=True)
+        self._thread.start()
+
+    async def stop(self, drain_seconds: float = 0.0) -> None:
+        """Takes no more work, waits up to drain_seconds for what runs, cancels the rest and ends the poll thread.
+        The model stays open; closing it is its owner's."""
+        self._draining = True
+        if self._thread is None or self._idle is None:
+            return
+        if drain_seconds > 0:
+            await self._wait_idle(drain_seconds)
+        if self._active:
+            self.cancel_all()
+            await self._wait_idle(_CANCEL_SECONDS)
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        await asyncio.to_thread(thread.join)
+        for generation in list(self._active):
+            self._abandon(generation, GenerationError("The server is shutting down."))
+
+    def drain(self) -> None:
+        """From now on new work is refused; what runs goes on."""
+        self._draining = True
+
+    def cancel_all(self) -> None:
+        """Cancels every generation."""
+        for generation in list(self._active):
+            generation.cancel()
+
+    @property
+    def n_active(self) -> int:
+        """Generations that have not ended in the engine."""
+        return len(self._active)
+
+    async def _wait_idle(self, seconds: float) -> None:
+        assert self._idle is not None
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return
+
+    # -------------------------------------------------------------------------------------------------------- admission
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: GenerationParams,
+        *,
+        thinking: bool = False,
+        split_reasoning: bool = False,
+        param: str = "prompt",
+    ) -> Generation:
+        """Begins to continue one prompt. Raises RequestError (wrong parameters, too long) or EngineError (queue full,
+        failed, closing). thinking: the prompt ends inside a thought. param: the name of the prompt in errors."""
+        return self.generate_batch(
+            [prompt_ids], params, thinking=thinking, split_reasoning=split_reasoning, param=param
+        )
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: GenerationParams,
+        *,
+        thinking: bool = False,
+        split_reasoning: bool = False,
+        param: str = "prompt",
+    ) -> Generation:
+        """Several prompts as one stream; choice p * n + i is sample i of prompt p. All are admitted, or none."""
+        params = with_defaults(params, self.model.defaults)
+        tokenizer = self.model.tokenizer
+        check_params(params, self.model.info.n_token_ids)
+        limit = self.model.info.max_context
+        for prompt in prompts:
+            self._check_prompt(prompt, params, limit, param)
+        if self.failure is not None:
+            raise EngineError(Status.DEVICE_ERROR, self.failure)
+        if self._draining or self._idle is None:
+            raise EngineError(Status.CLOSED, "The server is shutting down and takes no more requests.")
+
+        def make_output() -> OutputStream:
+            return OutputStream(
+                tokenizer,
+                thinking=thinking,
+                split_reasoning=split_reasoning,
+                stops=params.stop,
+                skip_special=params.skip_special,
+                include_stop=params.include_stop,
+            )
+
+        eos = frozenset() if params.ignore_eos else self._eos_ids
+        generation = Generation(
+            prompts,
+            params,
+            make_output,
+            eos | frozenset(params.stop_token_ids),
+            self._cancel,
+            self.observations.inter_token,
+        )
+        submitted: list[int] = []
+        try:
+            for i, prompt in enumerate(prompts):
+                request = self._engine.submit(self._engine_request(prompt, params))
+                submitted.append(request)
+                for choice in generation._choices[i * params.n : (i + 1) * params.n]:
+                    choice.request = request
+                    self._routes[request << _SAMPLE_BITS | choice.sample] = choice
+        except EngineError as error:
+            for request in submitted:
+                self._cancel(request, -1)
+                for sample in range(params.n):
+                    self._routes.pop(request << _SAMPLE_BITS | sample, None)
+            raise self._admission_error(error, prompts, params, limit, param) from None
+        self._active.add(generation)
+        self._idle.clear()
+        return generation
+
+    def _check_prompt(self, prompt: Sequence[int], params: GenerationParams, limit: int, param: str) -> None:
+        if not prompt:
+            raise RequestError(f"{param} has no tokens; at least one is needed.", param)
+        needed = 1 if params.max_tokens is None else params.max_tokens
+        if len(prompt) + needed > limit:
+            raise ContextLengthError(limit, len(prompt), params.max_tokens, param)
+        if params.min_tokens and len(prompt) + params.min_tokens > limit:
+            raise RequestError(
+                f"min_tokens is {params.min_tokens}, but the context of {limit} tokens leaves {limit - len(prompt)}.",
+                "min_tokens",
+            )
+
+    def _admission_error(
+        self, error: EngineError, prompts: Sequence[Sequence[int]], params: GenerationParams, limit: int, param: str
+    ) -> AppError:
+        if error.status == Status.CONTEXT_OVERFLOW:
+            return ContextLengthError(limit, max(map(len, prompts)), params.max_tokens, param)
+        if error.status == Status.INVALID_ARGUMENT:
+            return RequestError(str(error))
+        if error.status == Status.DEVICE_ERROR:
+            self._engine_failed(str(error))
+        return error
+
+    def _engine_request(self, prompt: Sequence[int], params: GenerationParams) -> EngineRequest:
+        stop_ids = tuple(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids += self._extra_eos
+        assert params.temperature is not None and params.top_p is not None and params.min_p is not None
+        assert params.top_k is not None and params.repetition_penalty is not None and params.seed is not None
+        return EngineRequest(
+            prompt=prompt,
+            max_tokens=-1 if params.max_tokens is None else params.max_tokens,
+            min_tokens=params.min_tokens,
+            n=params.n,
+            priority=params.priority,
+            logit_bias=tuple(params.logit_bias.items()),
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            temperature=params.temperature,
+            min_p=params.min_p,
+            top_p=params.top_p,
+            top_k=min(max(params.top_k, 0), _INT32_MAX),
+            ignore_eos=params.ignore_eos,
+            seed=params.seed,
+            stop_ids=stop_ids,
+            logprobs=params.logprobs or params.top_logprobs > 0,
+            top_logprobs=params.top_logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+            cache_salt=params.cache_salt,
+        )
+
+    def _cancel(self, request: int, sample: int) -> None:
+        try:
+            self._engine.cancel(request, sample)
+        except EngineError:
+            return  # the engine has failed or is closed: nothing runs any more, and the reader is told elsewhere
+
+    # --------------------------------------------------------------------------------------------------------- events
+
+    def _poll(self) -> None:
+        """The poll thread."""
+        assert self._loop is not None
+        engine, loop = self._engine, self._loop
+        try:
+            while not self._stopping.is_set():
+                batch = engine.poll(_POLL_MS)
+                if batch.events:
+                    loop.call_soon_threadsafe(self._deliver, batch)
+        except EngineError as error:
+            if not self._stopping.is_set():
+                self._from_thread(loop, self._engine_failed, f"The engine failed: {error}")
+        except RuntimeError:
+            return  # the loop has been closed under us: nobody is left to tell
+        except Exception as error:
+            self._from_thread(loop, self._engine_failed, f"The engine's events could not be read: {error!r}.")
+
+    @staticmethod
+    def _from_thread(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
+        try:
+            loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            return  # as above
+
+    def _deliver(self, batch: EventBatch) -> None:
+        """Puts a batch into the mailboxes and wakes their readers."""
+        routes = self._routes
+        failed = False
+        for event in batch.events:
+            key = event[0] << _SAMPLE_BITS | event[3]
+            choice = routes.get(key)
+            if choice is None:
+                continue  # a request that was taken back while it was being submitted
+            generation = choice.generation
+            kind = event[2]
+            if kind == _TOKEN:
+                if event[6]:
+                    choice.tops[event[10]] = batch.logprobs[event[7] : event[7] + event[6]]
+            elif kind == _PROMPT_TOKEN:
+                generation._post_prompt_token(choice, event, batch.logprobs[event[7] : event[7] + event[6]])
+                continue
+            else:
+                del routes[key]
+                failed = failed or event[8] == FinishCode.ERROR
+                if generation._post_finished(choice, event):
+                    self._ended(generation)
+            if not choice.pending:
+                generation._ready.append(choice)
+            choice.pending.append(event)
+            waiter = generation._waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        if failed and self._stats_failed():
+            self._engine_failed("The engine's device failed.")
+
+    def _stats_failed(self) -> bool:
+        try:
+            return self._engine.stats().failed
+        except EngineError:
+            return True
+
+    def _ended(self, generation: Generation) -> None:
+        """All samples have ended in the engine: the books are closed."""
+        self._retire(generation)
+        seen, params, timings, usage = self.observations, generation.params, generation.timings, generation.usage
+        if timings.total is not None:
+            seen.e2e.observe(timings.total)
+        if timings.queue is not None:
+            seen.queue.observe(timings.queue)
+        if timings.prefill is not None:
+            seen.prefill.observe(timings.prefill)
+        if timings.time_to_first_token is not None:
+            seen.time_to_first_token.observe(timings.time_to_first_token)
+        if timings.decode is not None:
+            seen.decode.observe(timings.decode)
+            seen.inference.observe((timings.prefill or 0.0) + timings.decode)
+        seen.prompt_tokens.observe(usage.prompt_tokens)
+        seen.params_n.observe(params.n)
+        if params.max_tokens is not None:
+            seen.params_max_tokens.observe(params.max_tokens)
+        longest = 0
+        for choice in generation._choices:
+            event = choice.finish_event
+            assert event is not None
+            n_generated = event[14]
+            longest = max(longest, n_generated)
+            seen.generation_tokens.observe(n_generated)
+            if n_generated > 1 and event[17]:
+                seen.time_per_output_token.observe((event[11] - event[17]) * 1e-9 / (n_generated - 1))
+            reason = choice.finish_reason or _FINISHED_REASON.get(event[8], "error")
+            seen.finished[reason] += 1
+        seen.max_generation_tokens.observe(longest)
+
+    def _retire(self, generation: Generation) -> None:
+        self._active.discard(generation)
+        if not self._active and self._idle is not None:
+            self._idle.set()
+
+    def _abandon(self, generation: Generation, error: AppError) -> None:
+        self._retire(generation)
+        generation._fail(error)
+
+    def _engine_failed(self, sentence: str) -> None:
+        """Every running generation gets an error; nothing is taken any more."""
+        if self.failure is not None:
+            return
+        self.failure = sentence
+        self._routes.clear()
+        for generation in list(self._active):
+            self._abandon(generation, GenerationError(sentence))
+        if self._on_failure is not None:
+            self._on_failure(sentence)
+
+
+_FINISHED_REASON = {
+    int(FinishCode.STOP): "stop",
+    int(FinishCode.LENGTH): "length",
+    int(FinishCode.CANCELLED): "abort",
+    int(FinishCode.ERROR): "error",
+}

@@ -1,0 +1,349 @@
+"""Flags of the commands that open a model, their checks, and where the model is looked for.
+
+Importing this costs nothing but argparse. Every wrong value becomes one sentence (argparse's error, or UsageError).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen3app.errors import UsageError
+
+if TYPE_CHECKING:
+    from qwen3app.abi.types import EngineOptions
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+DEFAULT_MODEL = Path("models/qwen3-8b")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What a command says about the model and the engine. 0 and None: chosen by the engine."""
+
+    model: str | None = None
+    device: str = "auto"
+    max_ctx: int = 0
+    slots: int = 32
+    token_budget: int = 512
+    max_queue: int = 1024
+    threads: int = 0
+    kv_gb: float = 0.0
+    yarn: float = 0.0
+    prefix_cache: bool = True
+    log_level: str = "info"
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> EngineSettings:
+        """From a parser that went through add_engine_arguments."""
+        return cls(
+            model=args.model,
+            device=args.device,
+            max_ctx=args.max_ctx,
+            slots=args.slots,
+            token_budget=args.token_budget,
+            max_queue=args.max_queue,
+            threads=args.threads,
+            kv_gb=args.kv_gb,
+            yarn=args.yarn,
+            prefix_cache=args.prefix_cache,
+            log_level=args.log_level,
+        )
+
+    def options(self) -> EngineOptions:
+        """The engine's form of these settings."""
+        from qwen3app.abi.types import EngineOptions
+
+        return EngineOptions(
+            device=self.device,
+            max_context=self.max_ctx,
+            max_slots=self.slots,
+            token_budget=self.token_budget,
+            max_queue=self.max_queue,
+            threads=self.threads,
+            kv_bytes=int(self.kv_gb * _GIB),
+            prefix_cache=self.prefix_cache,
+            yarn_factor=self.yarn,
+            log_level=LOG_LEVELS.index(self.log_level),
+        )
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """What `serve` was told."""
+
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    served_model_name: str | None = None  # None: the directory's name
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    api_key: str | None = None
+    open_metrics: bool = False
+    thinking: bool = True
+    drain_seconds: float = 30.0
+    max_body_mb: float = 16.0
+
+    @property
+    def log_level(self) -> str:
+        return self.engine.log_level
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> ServeSettings:
+        """From a parser that went through add_serve_arguments. Raises UsageError."""
+        host, port = args.addr
+        if args.port is not None:
+            if port is not None and port != args.port:
+                raise UsageError(f"--addr says port {port} and --port says {args.port}; give one of them.")
+            port = args.port
+        key = args.api_key if args.api_key is not None else os.environ.get("QWEN3_API_KEY") or None
+        return cls(
+            engine=EngineSettings.from_args(args),
+            served_model_name=args.served_model_name,
+            host=host or DEFAULT_HOST,
+            port=DEFAULT_PORT if port is None else port,
+            api_key=key,
+            open_metrics=args.open_metrics,
+            thinking=args.thinking,
+            drain_seconds=args.drain_seconds,
+            max_body_mb=args.max_body_mb,
+        )
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of EngineSettings, for every command that opens a model."""
+    group = parser.add_argument_group("model and engine")
+    group.add_argument(
+        "--model",
+        metavar="DIR",
+        help="model directory with config.json, *.safetensors and tokenizer.json "
+        f"(default: $QWEN3_MODEL, else {DEFAULT_MODEL})",
+    )
+    group.add_argument(
+        "--device",
+        type=_device,
+        default="auto",
+        help="auto (a usable GPU, else the CPU), cpu, or cuda:N (default: auto)",
+    )
+    group.add_argument(
+        "--max-ctx",
+        type=_integer(0, 1 << 40),
+        default=0,
+        metavar="TOKENS",
+        help="longest request, prompt and answer together (default: what the model allows and the memory holds)",
+    )
+    group.add_argument(
+        "--slots", type=_integer(1, 4096), default=32, metavar="N", help="requests computed at once (default: 32)"
+    )
+    group.add_argument(
+        "--token-budget",
+        type=_integer(16, 65536),
+        default=512,
+        metavar="TOKENS",
+        help="tokens computed in one step; smaller is smoother, larger reads long prompts faster (default: 512)",
+    )
+    group.add_argument(
+        "--max-queue",
+        type=_integer(0, 1 << 20),
+        default=1024,
+        metavar="N",
+        help="requests that may wait for a slot before new ones are refused (default: 1024)",
+    )
+    group.add_argument(
+        "--threads",
+        type=_integer(0, 4096),
+        default=0,
+        metavar="N",
+        help="threads that compute on the CPU (default: one per usable core)",
+    )
+    group.add_argument(
+        "--kv-gb",
+        type=_number(0.0, 1 << 20),
+        default=0.0,
+        metavar="GIB",
+        help="memory for the KV cache in GiB (default: chosen from the free memory)",
+    )
+    group.add_argument(
+        "--yarn",
+        type=_yarn,
+        nargs="?",
+        const=4.0,
+        default=0.0,
+        metavar="FACTOR",
+        help="extend the context by YaRN (FACTOR defaults to 4: 131,072 tokens for Qwen3)",
+    )
+    group.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="compute every prompt anew instead of reusing the KV of common beginnings",
+    )
+    group.add_argument(
+        "--log-level", choices=LOG_LEVELS, default="info", help="least severe messages shown on stderr (default: info)"
+    )
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """All flags of `serve`, the engine's included."""
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--addr",
+        type=parse_address,
+        default=(None, None),
+        metavar="HOST[:PORT]",
+        help=f"address to listen on: HOST, HOST:PORT or :PORT (default: {DEFAULT_HOST}:{DEFAULT_PORT}; "
+        "0.0.0.0 for all interfaces)",
+    )
+    group.add_argument(
+        "--port", type=_integer(0, 65535), default=None, help=f"port to listen on, 0 for a free one ({DEFAULT_PORT})"
+    )
+    group.add_argument(
+        "--served-model-name", type=_name, metavar="NAME", help="model name in the API (default: the directory's name)"
+    )
+    group.add_argument(
+        "--api-key",
+        type=_api_key,
+        metavar="KEY",
+        help="key that clients must send, as `Authorization: Bearer KEY` or `x-api-key: KEY` (default: $QWEN3_API_KEY, "
+        "else none is needed)",
+    )
+    group.add_argument(
+        "--open-metrics", action="store_true", help="let /metrics be read without the key, as /health always can be"
+    )
+    group.add_argument(
+        "--no-think",
+        dest="thinking",
+        action="store_false",
+        help="thinking is off unless a request turns it on (enable_thinking: true)",
+    )
+    group.add_argument(
+        "--drain-seconds",
+        type=_number(0.0, 86400.0),
+        default=30.0,
+        metavar="SECONDS",
+        help="time that running requests get to finish after SIGTERM (default: 30)",
+    )
+    group.add_argument(
+        "--max-body-mb",
+        type=_number(0.001, 4096.0),
+        default=16.0,
+        metavar="MB",
+        help="largest request body in MB (default: 16)",
+    )
+    add_engine_arguments(parser)
+
+
+def resolve_model_dir(argument: str | None) -> Path:
+    """--model, else $QWEN3_MODEL, else models/qwen3-8b. UsageError where there is none."""
+    if argument is not None:
+        if not argument:
+            raise UsageError("--model is empty; give the path of a model directory.")
+        return _existing(Path(argument), "--model")
+    environment = os.environ.get("QWEN3_MODEL")
+    if environment:
+        return _existing(Path(environment), "QWEN3_MODEL")
+    if DEFAULT_MODEL.is_dir():
+        return DEFAULT_MODEL
+    raise UsageError(
+        f"No model: give --model DIR, set QWEN3_MODEL, or put one into {DEFAULT_MODEL} "
+        "(for example with `huggingface-cli download Qwen/Qwen3-8B --local-dir models/qwen3-8b`)."
+    )
+
+
+def _existing(path: Path, source: str) -> Path:
+    try:
+        path = path.expanduser()
+        if path.is_dir():
+            return path
+        what = "is a file, not a model directory" if path.exists() else "does not exist"
+    except (OSError, ValueError, RuntimeError) as error:
+        what = f"cannot be used ({error})"
+    raise UsageError(f"The model directory {path} ({source}) {what}; check the path.")
+
+
+def parse_address(text: str) -> tuple[str | None, int | None]:
+    """HOST, HOST:PORT, :PORT, or [IPv6]:PORT. The part that is not given is None."""
+    host, port = text, ""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise argparse.ArgumentTypeError(f"{text!r} is no address; write an IPv6 host as [::1] or [::1]:8000")
+        port = rest[1:]
+        has_port = bool(rest)
+    elif text.count(":") > 1:
+        has_port = False  # a bare IPv6 address
+    else:
+        host, colon, port = text.partition(":")
+        has_port = bool(colon)
+    if any(character.isspace() or character == "/" for character in host) or (not host and not has_port):
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; use HOST, HOST:PORT or :PORT, like 0.0.0.0:8000")
+    if not has_port:
+        return host, None
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} has no valid port; ports are 0 to 65535")
+    return host or None, int(port)
+
+
+class _integer:
+    """argparse type: an integer within limits."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self._low = low
+        self._high = high
+
+    def __call__(self, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not self._low <= value <= self._high:
+            raise argparse.ArgumentTypeError(f"must be from {self._low} to {self._high}, got {value}")
+        return value
+
+
+class _number:
+    """argparse type: a finite number within limits."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self._low = low
+        self._high = high
+
+    def __call__(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not math.isfinite(value) or not self._low <= value <= self._high:
+            raise argparse.ArgumentTypeError(f"must be from {self._low:g} to {self._high:g}, got {text}")
+        return value
+
+
+def _yarn(text: str) -> float:
+    value = _number(0.0, 64.0)(text)
+    if value <= 1.0:
+        raise argparse.ArgumentTypeError(f"must be above 1 and at most 64, got {text}")
+    return value
+
+
+def _device(text: str) -> str:
+    kind, _, index = text.partition(":")
+    if text in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isascii() and index.isdigit() and len(index) < 4):
+        return "cuda:0" if text == "cuda" else text
+    raise argparse.ArgumentTypeError(f"{text!r} is no device; use auto, cpu or cuda:N")
+
+
+def _name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError("must be a name of printable characters")
+    return text
+
+
+def _api_key(text: str) -> str:
+    if not text or not text.isascii() or not text.isprintable() or text != text.strip():
+        raise argparse.ArgumentTypeError("must be printable ASCII characters without blanks at the ends")
+    return text
