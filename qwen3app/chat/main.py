@@ -1,0 +1,137 @@
+"""`qwen3-8b chat`: loads a model and holds the conversation, or asks one question.
+
+Owns the choice between the two (a question by --once or on stdin, else a terminal) and the order of starting and
+ending. Refuses to know flags: it takes ChatOptions. Runs on the main thread; heavy packages are imported only here,
+inside the functions that need them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen3app import __version__
+from qwen3app.chat.errors import ChatError
+from qwen3app.chat.settings import ChatSettings
+from qwen3app.errors import UsageError
+from qwen3app.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from qwen3app.chat.session import ChatSession
+    from qwen3app.runtime.loaded_model import LoadedModel
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    model_dir: Path
+    engine: EngineSettings
+    settings: ChatSettings = field(default_factory=ChatSettings)
+    think: bool = True
+    once: str | None = None
+    show_thinking: bool | None = None  # None: shown in a conversation, not with one question
+    show_stats: bool = False  # with one question; a conversation always shows them
+
+
+def run_chat(options: ChatOptions) -> int:
+    """Runs the whole command and returns the exit code; AppError: one sentence."""
+    question = _question(options)
+    model = _load(options)
+    body = _converse(model, options) if question is None else _ask_once(question, options)
+    try:
+        asyncio.run(_with_runtime(model, options, body))
+    finally:
+        model.close()
+    return 0
+
+
+def _question(options: ChatOptions) -> str | None:
+    """The one question to ask, or None for a conversation."""
+    from qwen3app.chat.once import read_question
+
+    if options.once is not None:
+        if not options.once.strip():
+            raise UsageError('--once needs a question, like --once "How high is Mount Everest?".')
+        try:
+            options.once.encode()
+        except UnicodeEncodeError:
+            raise UsageError("The question given with --once is not UTF-8.") from None
+        return options.once
+    if sys.stdin is None or not sys.stdin.isatty():
+        if sys.stdin is None:
+            raise UsageError('stdin is closed: give the question with --once "question".')
+        try:
+            return read_question(sys.stdin.buffer)
+        except ChatError as error:
+            raise UsageError(str(error)) from None
+    if not sys.stdout.isatty():
+        raise UsageError('A conversation needs a terminal, and stdout is none: ask with --once "question" instead.')
+    return None
+
+
+def _load(options: ChatOptions) -> LoadedModel:
+    from qwen3app.chat.loading import load_with_progress
+    from qwen3app.runtime.loaded_model import LoadedModel
+
+    return load_with_progress(
+        lambda progress: LoadedModel.load(options.model_dir, options.engine.options(), progress),
+        options.model_dir.name or str(options.model_dir),
+        sys.stderr,
+    )
+
+
+_Body = Callable[["ChatSession"], Awaitable[None]]
+
+
+async def _with_runtime(model: LoadedModel, options: ChatOptions, body: _Body) -> None:
+    from qwen3app.chat.session import ChatSession
+    from qwen3app.runtime.runtime import Runtime
+
+    runtime = Runtime(model)
+    await runtime.start()
+    try:
+        await body(ChatSession(model, runtime, options.settings, think=options.think))
+    finally:
+        await runtime.stop(0)
+
+
+def _ask_once(question: str, options: ChatOptions) -> _Body:
+    from qwen3app.chat.once import ask_once
+
+    async def body(session: ChatSession) -> None:
+        await ask_once(
+            session,
+            question,
+            sys.stdout,
+            sys.stderr,
+            show_thinking=bool(options.show_thinking),
+            show_stats=options.show_stats,
+        )
+
+    return body
+
+
+def _converse(model: LoadedModel, options: ChatOptions) -> _Body:
+    from rich.console import Console
+
+    from qwen3app.chat.history import history_path, open_history
+    from qwen3app.chat.render import Renderer
+    from qwen3app.chat.repl import Repl
+
+    renderer = Renderer(Console(highlight=False), show_thinking=options.show_thinking is not False)
+    info = model.info
+    renderer.notice(
+        f"qwen3-8b {__version__}: {model.name} on {info.device} ({info.kernels}), {info.max_context:,} tokens of "
+        "context. /help lists the commands."
+    )
+    if model.template.notice:
+        renderer.notice(model.template.notice)
+
+    async def body(session: ChatSession) -> None:
+        await Repl(session, renderer, open_history(history_path(os.environ))).run()
+
+    return body

@@ -1,0 +1,120 @@
+"""What a user may change in a chat: one table for flags, `/set`, `/show`, `/help` and tab completion.
+
+Owns names, ranges and the sentences for wrong values. Refuses to know the terminal, argparse and the engine.
+A value of None means the model's own default (generation_config.json), and where that is silent, no filter at all.
+Light: the command line imports it to build its parser. Any thread.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qwen3app.chat.errors import ChatError
+
+Value = float | int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    name: str  # as in /set
+    field: str  # attribute of ChatSettings
+    parse: Callable[[str], Value]  # raises ValueError with the range as its text
+    help: str
+
+
+@dataclass(slots=True)
+class ChatSettings:
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    system: str | None = None
+
+
+def _number(low: float, high: float, *, above: bool = False) -> Callable[[str], Value]:
+    rule = f"a number above {low:g} up to {high:g}" if above else f"a number from {low:g} to {high:g}"
+
+    def parse(text: str) -> Value:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(rule) from None
+        if not math.isfinite(value) or value < low or value > high or (above and value == low):
+            raise ValueError(rule)
+        return value
+
+    return parse
+
+
+def _integer(low: int, high: int, high_name: str = "") -> Callable[[str], Value]:
+    rule = f"a whole number from {low} to {high_name or high}"
+
+    def parse(text: str) -> Value:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(rule) from None
+        if not low <= value <= high:
+            raise ValueError(rule)
+        return value
+
+    return parse
+
+
+def _text(text: str) -> Value:
+    return text
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("temp", "temperature", _number(0, 100), "temperature; 0 always takes the likeliest token"),
+    Setting(
+        "top_p", "top_p", _number(0, 1), "keep the likeliest tokens that reach this probability together; 1 is off"
+    ),
+    Setting("top_k", "top_k", _integer(-1, 2**31 - 1, "2^31-1"), "keep the k likeliest tokens; 0 is off"),
+    Setting(
+        "min_p", "min_p", _number(0, 1), "keep tokens with this share of the likeliest one's probability; 0 is off"
+    ),
+    Setting("seed", "seed", _integer(0, 2**63 - 1, "2^63-1"), "equal seeds give equal answers"),
+    Setting(
+        "max_tokens", "max_tokens", _integer(1, 2**31 - 1, "2^31-1"), "most tokens of one answer, thoughts included"
+    ),
+    Setting("system", "system", _text, "the system prompt"),
+    Setting("repetition_penalty", "repetition_penalty", _number(0, 100, above=True), "above 1: repeat less; 1 is off"),
+    Setting("presence_penalty", "presence_penalty", _number(-2, 2), "above 0: avoid tokens of the answer so far"),
+    Setting("frequency_penalty", "frequency_penalty", _number(-2, 2), "above 0: avoid its frequent tokens more"),
+)
+BY_NAME = {setting.name: setting for setting in SETTINGS}
+ALIASES = {"temperature": "temp"}
+
+
+def find_setting(name: str) -> Setting:
+    """The setting of that name, `-` and `_` alike; ChatError with the closest one otherwise."""
+    key = name.lower().replace("-", "_")
+    key = ALIASES.get(key, key)
+    if key in BY_NAME:
+        return BY_NAME[key]
+    close = difflib.get_close_matches(key, [*BY_NAME, *ALIASES], n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(BY_NAME)}."
+    raise ChatError(f"Unknown setting {name}; {hint}")
+
+
+def set_value(settings: ChatSettings, name: str, text: str) -> Setting:
+    """Parses `text` into the named field. `default` gives it back to the model."""
+    setting = find_setting(name)
+    if text.strip().lower() == "default":
+        setattr(settings, setting.field, None)
+        return setting
+    try:
+        value = setting.parse(text)
+    except ValueError as error:
+        raise ChatError(f"{setting.name} must be {error} (or `default`), not {text!r}.") from None
+    setattr(settings, setting.field, value)
+    return setting

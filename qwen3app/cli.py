@@ -1,0 +1,305 @@
+"""The command line: `qwen3-8b serve | chat | info | verify`, `--version`, `--licenses`.
+
+Owns the parser, the exit codes and the promise that every failure is one sentence on stderr: 0 done, 1 failed, 2 used
+wrongly, 130 interrupted, 141 the reader of stdout went away. Refuses to know how a command works. Importing this costs
+little: a command's packages are imported when it runs, and only the chosen command's flags are built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from qwen3app import __version__
+from qwen3app.errors import AppError, UsageError
+
+PROGRAM = "qwen3-8b"
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the wall of usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message.rstrip('.')} (see `{self.prog} --help`).")
+
+
+@dataclass(frozen=True)
+class Command:
+    help: str
+    description: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    from qwen3app.settings import add_serve_arguments
+
+    add_serve_arguments(parser)
+
+
+def _run_serve(args: argparse.Namespace) -> int:
+    from qwen3app.server.main import run_server
+    from qwen3app.settings import ServeSettings
+
+    return run_server(ServeSettings.from_args(args))
+
+
+def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    from qwen3app.chat.settings import BY_NAME
+    from qwen3app.settings import add_engine_arguments
+
+    group = parser.add_argument_group("conversation")
+    group.add_argument("--once", metavar="QUESTION", help="print the answer to this question alone, and leave")
+    for flag, metavar in (
+        ("--temp", "T"),
+        ("--top-p", "P"),
+        ("--top-k", "K"),
+        ("--min-p", "P"),
+        ("--repetition-penalty", "R"),
+        ("--presence-penalty", "P"),
+        ("--frequency-penalty", "P"),
+        ("--seed", "N"),
+        ("--max-tokens", "N"),
+        ("--system", "TEXT"),
+    ):
+        setting = BY_NAME[flag.removeprefix("--").replace("-", "_")]
+        model_default = "" if setting.name in ("seed", "max_tokens", "system") else " (default: the model's own)"
+        group.add_argument(flag, metavar=metavar, type=_argument(setting.parse), help=f"{setting.help}{model_default}")
+    group.add_argument(
+        "--think",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let the model think before it answers (default: yes)",
+    )
+    group.add_argument(
+        "--show-thinking",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="show thoughts (default: yes in a conversation; with one question no, else they go to stderr)",
+    )
+    group.add_argument("--stats", action="store_true", help="with one question: print its numbers on stderr")
+    add_engine_arguments(parser)
+    # A conversation is one request at a time.
+    parser.set_defaults(slots=1)
+
+
+def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
+    """An argparse type from a setting's parser, whose ValueError says what the value must be."""
+
+    def convert(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"must be {error}, not {text!r}") from None
+
+    return convert
+
+
+def _run_chat(args: argparse.Namespace) -> int:
+    from qwen3app.chat.main import ChatOptions, run_chat
+    from qwen3app.chat.settings import SETTINGS, ChatSettings
+    from qwen3app.settings import EngineSettings, resolve_model_dir
+
+    settings = ChatSettings(**{setting.field: getattr(args, setting.name) for setting in SETTINGS})
+    engine = EngineSettings.from_args(args)
+    return run_chat(
+        ChatOptions(
+            model_dir=resolve_model_dir(engine.model),
+            engine=engine,
+            settings=settings,
+            think=args.think,
+            once=args.once,
+            show_thinking=args.show_thinking,
+            show_stats=args.stats,
+        )
+    )
+
+
+def _add_info_arguments(parser: argparse.ArgumentParser) -> None:
+    from qwen3app.settings import add_engine_arguments
+
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    add_engine_arguments(parser)
+
+
+def _run_info(args: argparse.Namespace) -> int:
+    from qwen3app.commands.info import run_info
+    from qwen3app.settings import EngineSettings, resolve_model_dir
+
+    engine = EngineSettings.from_args(args)
+    return run_info(resolve_model_dir(engine.model), engine.options(), as_json=args.json)
+
+
+def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    from qwen3app.settings import DEFAULT_MODEL
+
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--model", metavar="DIR", help=f"model directory (default: $QWEN3_MODEL, else {DEFAULT_MODEL})")
+
+
+def _run_verify(args: argparse.Namespace) -> int:
+    from qwen3app.commands.verify import run_verify
+    from qwen3app.settings import resolve_model_dir
+
+    return run_verify(resolve_model_dir(args.model), as_json=args.json)
+
+
+COMMANDS = {
+    "serve": Command(
+        "serve the model over HTTP, as OpenAI's API does",
+        "Serves one model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.",
+        _add_serve_arguments,
+        _run_serve,
+    ),
+    "chat": Command(
+        "talk to the model in the terminal",
+        "Talks to the model in the terminal. With --once, or with a question on stdin, only the answer is printed.",
+        _add_chat_arguments,
+        _run_chat,
+    ),
+    "info": Command(
+        "what a model is, what it needs, what it would get here",
+        "Describes a model, what it needs, and what it would get on this machine with the flags given.",
+        _add_info_arguments,
+        _run_info,
+    ),
+    "verify": Command(
+        "read and check every byte of a model",
+        "Reads every byte of a model directory: structure, values that are no numbers, SHA-256 of each file. "
+        "Exits with 1 if there is a problem.",
+        _add_verify_arguments,
+        _run_verify,
+    ),
+}
+
+
+def build_parser(chosen: str | None = None) -> tuple[_Parser, dict[str, _Parser]]:
+    """The whole parser and those of the commands. Only `chosen` gets its flags; None: all do."""
+    parser = _Parser(
+        prog=PROGRAM,
+        description="Serves and chats with Qwen3 language models.",
+        epilog=f"`{PROGRAM} COMMAND --help` lists the flags of a command.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    parser.add_argument("--licenses", action="store_true", help="print the licences of all that is inside, and leave")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    parsers: dict[str, _Parser] = {}
+    for name, command in COMMANDS.items():
+        parsers[name] = commands.add_parser(
+            name, help=command.help, description=command.description, allow_abbrev=False
+        )
+        if chosen in (None, name):
+            command.add_arguments(parsers[name])
+    return parser, parsers
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The parsed command line; UsageError with the closest match for a word that does not exist."""
+    word = next((argument for argument in argv if not argument.startswith("-")), None)
+    if word is not None and word not in COMMANDS and argv[0] == word:
+        raise UsageError(
+            f"{PROGRAM}: there is no command {word!r}; {_closest(word, COMMANDS, ', '.join(COMMANDS))} "
+            f"(see `{PROGRAM} --help`)."
+        )
+    parser, parsers = build_parser(word or "")
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        used = parsers.get(args.command, parser)
+        flag = unknown[0].partition("=")[0]
+        known = [option for action in used._actions for option in action.option_strings]
+        if flag.startswith("-"):
+            used.error(f"there is no flag {flag}; {_closest(flag, known, 'check its spelling')}")
+        used.error(f"unexpected argument {flag!r}")
+    return args
+
+
+def _closest(word: str, known: Sequence[str] | dict[str, Command], otherwise: str) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"there are {otherwise}" if known is COMMANDS else otherwise
+
+
+def run(argv: Sequence[str]) -> int:
+    if list(argv) == ["--version"]:  # before the parser is built: scripts ask this often
+        print(f"{PROGRAM} {__version__}")
+        return 0
+    args = parse(argv)
+    if args.version:
+        print(f"{PROGRAM} {__version__}")
+        return 0
+    if args.licenses:
+        from qwen3app.commands.licenses import run_licenses
+
+        return run_licenses()
+    if args.command is None:
+        build_parser("")[0].print_help(sys.stderr)
+        return EXIT_USAGE
+    return COMMANDS[args.command].run(args)
+
+
+def _wants_traceback(argv: Sequence[str]) -> bool:
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    return "--log-level=debug" in argv or ("--log-level", "debug") in pairs or bool(os.environ.get("QWEN3_DEBUG"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a reader that went away can still be told from a bug
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_PIPE
+    except Exception as error:  # the last resort: a person sees a sentence, never a traceback
+        if _wants_traceback(arguments):
+            import traceback
+
+            traceback.print_exc()
+        _say(_sentence(error))
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, AppError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}."
+    if type(error).__module__ == "qwen3app.text.errors":  # the text layer's errors are sentences too
+        return str(error)
+    return (
+        f"An unexpected error, which is a bug in {PROGRAM}: {type(error).__name__}: {error} "
+        "(set QWEN3_DEBUG=1 to see where)."
+    )
+
+
+def _say(sentence: str) -> None:
+    if sys.stderr is None:
+        return
+    text = "".join(char if char.isprintable() else " " for char in sentence)
+    with contextlib.suppress(OSError, ValueError):
+        print(text if text.startswith(PROGRAM) else f"{PROGRAM}: {text}", file=sys.stderr)
+
+
+def _silence_stdout() -> None:
+    """Python flushes stdout once more at exit: let that go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""`qwen3-8b verify`: is every byte of a model directory as it should be?
+
+Owns three checks: structure (opened with the engine's own loader, tokenizer and template read as the server reads
+them), values (no tensor holds an infinity or a NaN), and hashes (SHA-256 of every file, compared to those that the
+directory brings along). Refuses to repair. Each problem is one sentence; all are found in one run. Files are read once,
+front to back; hashing and the search for broken values share the bytes and run on two threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from qwen3app.commands.format import format_bytes, print_json, shown
+from qwen3app.commands.model_files import (
+    DTYPE_BYTES,
+    PublishedHash,
+    TensorEntry,
+    model_files,
+    published_hashes,
+    read_tensors,
+    weight_files,
+)
+from qwen3app.errors import AppError, EngineError, ModelError
+
+_CHUNK = 1 << 21  # a multiple of every element size; fits the cache of one core, so the second reader finds it there
+
+# Per dtype: byte of an element that holds the exponent's upper bits, the values of that byte which make an infinity or
+# NaN possible, and, where the exponent's last bit lies in the byte before, that byte's offset (little-endian).
+_EXPONENT_BYTE = {"BF16": 1, "F16": 1, "F32": 3}
+_SUSPICIOUS = {
+    "BF16": frozenset({0x7F, 0xFF}),
+    "F32": frozenset({0x7F, 0xFF}),
+    "F16": frozenset(range(0x7C, 0x80)) | frozenset(range(0xFC, 0x100)),
+}
+_LAST_BIT_BYTE = {"BF16": 0, "F32": 2}
+
+
+def _table(marked: Callable[[int], bool]) -> bytes:
+    return bytes(1 if marked(value) else 0 for value in range(256))
+
+
+_SUSPICIOUS_TABLE = {dtype: _table(values.__contains__) for dtype, values in _SUSPICIOUS.items()}
+_HIGH_BIT_TABLE = _table(lambda value: value >= 0x80)
+
+
+def count_broken(data: bytes, dtype: str) -> int:
+    """How many elements of `data` (little-endian `dtype`) are infinite or NaN: their exponent is all ones."""
+    width = DTYPE_BYTES[dtype]
+    high = data[_EXPONENT_BYTE[dtype] :: width]
+    if dtype == "F16":  # the five exponent bits lie in the upper byte alone
+        return high.translate(_SUSPICIOUS_TABLE[dtype]).count(1)
+    if b"\x7f" not in high and b"\xff" not in high:  # what trained weights look like: none reaches 2^127
+        return 0
+    suspicious = high.translate(_SUSPICIOUS_TABLE[dtype])
+    last_bit = data[_LAST_BIT_BYTE[dtype] :: width].translate(_HIGH_BIT_TABLE)
+    return (int.from_bytes(suspicious, "little") & int.from_bytes(last_bit, "little")).bit_count()
+
+
+@dataclass(slots=True)
+class FileReport:
+    name: str
+    bytes: int = 0
+    sha256: str = ""
+    tensors: int = 0
+    compared_to: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    directory: Path
+    files: list[FileReport] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def check_structure(model_dir: Path) -> Iterator[str]:
+    """Sentences of the engine's loader, the tokenizer, the template and the sampling defaults."""
+    from qwen3app.abi.engine import Engine
+    from qwen3app.abi.types import EngineOptions
+    from qwen3app.text.errors import TextError
+    from qwen3app.text.generation_config import load_sampling_defaults
+    from qwen3app.text.template import ChatTemplate
+    from qwen3app.text.tokenizer import Tokenizer
+
+    try:
+        Engine.open(model_dir, EngineOptions(device="cpu", max_context=64, max_slots=1, threads=1)).close()
+    except EngineError as error:
+        yield str(error)
+    try:
+        tokenizer = Tokenizer.from_dir(model_dir)
+        ChatTemplate.from_dir(model_dir, tokenizer)
+    except (TextError, AppError, OSError) as error:
+        yield str(error)
+    try:
+        load_sampling_defaults(model_dir)
+    except (TextError, AppError, OSError) as error:
+        yield str(error)
+
+
+def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None) -> VerifyReport:
+    """Runs all checks. on_bytes: told how many bytes have been read so far."""
+    started = time.monotonic()
+    report = VerifyReport(model_dir)
+    report.problems += check_structure(model_dir)
+    tensors: dict[str, list[TensorEntry]] = {}
+    try:
+        for path in weight_files(model_dir):
+            try:
+                tensors[path.relative_to(model_dir).as_posix()] = read_tensors(path)
+            except ModelError as error:
+                _add(report.problems, str(error))
+    except ModelError as error:
+        _add(report.problems, str(error))
+    published: dict[str, list[PublishedHash]] = {}
+    try:
+        for name, published_hash in published_hashes(model_dir):
+            published.setdefault(name, []).append(published_hash)
+    except ModelError as error:
+        report.problems.append(str(error))
+    names = model_files(model_dir)
+    for name in sorted(set(published) - set(names)):
+        report.problems.append(f"{model_dir / name} is missing, but {published[name][0].source} gives its hash.")
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        for name in names:
+            file = FileReport(name, tensors=len(tensors.get(name, ())))
+            try:
+                git = _read_file(model_dir / name, file, tensors.get(name, []), report.problems, pool, on_bytes, report)
+            except OSError as error:
+                report.problems.append(f"{model_dir / name} cannot be read: {error.strerror}.")
+                continue
+            report.files.append(file)
+            for expected in published.get(name, ()):
+                actual = file.sha256 if expected.kind == "sha256" else git
+                if actual == expected.hex:
+                    file.compared_to.append(expected.source)
+                else:
+                    kind = "SHA-256" if expected.kind == "sha256" else "git hash"
+                    report.problems.append(
+                        f"{model_dir / name} has the {kind} {actual}, "
+                        f"but {expected.source} says {expected.hex}: download the file again."
+                    )
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _read_file(
+    path: Path,
+    file: FileReport,
+    tensors: list[TensorEntry],
+    problems: list[str],
+    pool: ThreadPoolExecutor,
+    on_bytes: Callable[[int], None],
+    report: VerifyReport,
+) -> str:
+    """Reads one file to its end, fills its report, and returns its git blob hash."""
+    before = report.bytes
+    sha256 = hashlib.sha256()
+    git = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    wants_git = not tensors  # hubs give git hashes for small files only
+    with path.open("rb", buffering=0) as stream:
+        for tensor, length in _segments(tensors, path.stat().st_size):
+            broken = 0
+            while length > 0:
+                data = stream.read(min(length, _CHUNK))
+                if not data:
+                    raise OSError(0, "it became shorter while it was read", str(path))
+                hashed = pool.submit(sha256.update, data)
+                if tensor is not None and tensor.dtype in DTYPE_BYTES:
+                    broken += count_broken(data, tensor.dtype)
+                if wants_git:
+                    git.update(data)
+                hashed.result()
+                length -= len(data)
+                file.bytes += len(data)
+                on_bytes(before + file.bytes)
+            if tensor is not None and broken:
+                problems.append(
+                    f"{path}: tensor {tensor.name} holds {broken} infinite or NaN value{'' if broken == 1 else 's'} "
+                    f"among {tensor.elements}."
+                )
+    file.sha256 = sha256.hexdigest()
+    return git.hexdigest()
+
+
+def _segments(tensors: list[TensorEntry], size: int) -> Iterator[tuple[TensorEntry | None, int]]:
+    """The file as (tensor or None, bytes), in order, each byte once even where tensors overlap."""
+    position = 0
+    for tensor in tensors:
+        if tensor.begin < position:  # overlapping: the engine's loader has said so
+            continue
+        if tensor.begin > position:
+            yield None, tensor.begin - position
+        yield tensor, tensor.end - tensor.begin
+        position = tensor.end
+    if position < size:
+        yield None, size - position
+
+
+def _add(problems: list[str], sentence: str) -> None:
+    """Adds a sentence of our own reader, unless the engine has said something about the same file already."""
+    path = sentence.split(" ", 1)[0].rstrip(":")
+    if not any(path in problem for problem in problems):
+        problems.append(sentence)
+
+
+def run_verify(
+    model_dir: Path, *, as_json: bool = False, stdout: TextIO | None = None, stderr: TextIO | None = None
+) -> int:
+    """Prints the report on stdout and the problems on stderr. 0: sound; 1: not."""
+    stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
+    if not model_dir.is_dir():
+        raise ModelError(f"There is no model directory {model_dir}: give one with --model.")
+    report = verify(model_dir, _progress(stderr))
+    if stderr.isatty():
+        stderr.write("\r\x1b[K")
+    if as_json:
+        print_json(_as_dict(report), stdout)
+    else:
+        _print(report, stdout, stderr)
+    return 1 if report.problems else 0
+
+
+def _progress(stderr: TextIO) -> Callable[[int], None]:
+    if not stderr.isatty():
+        return lambda done: None
+    last = 0.0
+
+    def show(done: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > 0.1:
+            last = now
+            stderr.write(f"\rRead {format_bytes(done)}\x1b[K")
+            stderr.flush()
+
+    return show
+
+
+def _as_dict(report: VerifyReport) -> dict[str, Any]:
+    return {
+        "ok": not report.problems,
+        "directory": str(report.directory),
+        "bytes": report.bytes,
+        "seconds": round(report.seconds, 3),
+        "problems": report.problems,
+        "files": [
+            {
+                "name": file.name,
+                "bytes": file.bytes,
+                "sha256": file.sha256,
+                "tensors": file.tensors,
+                "compared_to": file.compared_to,
+            }
+            for file in report.files
+        ],
+    }
+
+
+def _print(report: VerifyReport, stdout: TextIO, stderr: TextIO) -> None:
+    for file in report.files:
+        notes = [f"{file.tensors} tensors"] if file.tensors else []
+        notes += [f"as in {shown(source)}" for source in file.compared_to]
+        note = f"  ({', '.join(notes)})" if notes else ""
+        stdout.write(f"{file.sha256}  {shown(file.name)}  {format_bytes(file.bytes)}{note}\n")
+    for problem in report.problems:
+        stderr.write(f"{shown(problem)}\n")
+    speed = report.bytes / max(report.seconds, 1e-9)
+    compared = sum(bool(file.compared_to) for file in report.files)
+    count = len(report.problems)
+    verdict = f"{count} problem{'' if count == 1 else 's'}" if count else "Sound"
+    stdout.write(
+        f"{verdict}: {len(report.files)} files, {format_bytes(report.bytes)} in {report.seconds:.1f} s "
+        f"({format_bytes(int(speed))}/s), {compared} compared to a published hash.\n"
+    )
