@@ -57,54 +57,54 @@ inline void fail(const char* file, int line, const std::string& what) {
 
 #define CHECK_JOIN2(a, b) a##b
 #define CHECK_JOIN(a, b) CHECK_JOIN2(a, b)
-#define TEST(name)                                                                                    \
-  static void CHECK_JOIN(test_body_, __LINE__)();                                                     \
-  static const check::Register CHECK_JOIN(test_register_, __LINE__){name, __FILE__,                   \
-                                                                    CHECK_JOIN(test_body_, __LINE__)}; \
+#define TEST(name)                                                                                                     \
+  static void CHECK_JOIN(test_body_, __LINE__)();                                                                      \
+  static const check::Register CHECK_JOIN(test_register_, __LINE__){name, __FILE__, CHECK_JOIN(test_body_, __LINE__)}; \
   static void CHECK_JOIN(test_body_, __LINE__)()
 
-#define CHECK(condition)                                                             \
-  do {                                                                               \
-    if (!(condition)) check::fail(__FILE__, __LINE__, "CHECK failed: " #condition);  \
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) check::fail(__FILE__, __LINE__, "CHECK failed: " #condition); \
   } while (0)
 
-#define REQUIRE(condition)                                                  \
-  do {                                                                      \
-    if (!(condition)) {                                                     \
-      check::fail(__FILE__, __LINE__, "REQUIRE failed: " #condition);       \
-      throw check::Abort{};                                                 \
-    }                                                                       \
+#define REQUIRE(condition)                                            \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      check::fail(__FILE__, __LINE__, "REQUIRE failed: " #condition); \
+      throw check::Abort{};                                           \
+    }                                                                 \
   } while (0)
 
-#define CHECK_EQ(actual, expected)                                                                              \
-  do {                                                                                                          \
-    const auto& check_a = (actual);                                                                             \
-    const auto& check_e = (expected);                                                                           \
-    if (!(check_a == check_e))                                                                                  \
-      check::fail(__FILE__, __LINE__, std::string(#actual " is ") + check::show(check_a) + ", expected " +      \
-                                          check::show(check_e));                                                \
+#define CHECK_EQ(actual, expected)                                                                            \
+  do {                                                                                                        \
+    const auto& check_a = (actual);                                                                           \
+    const auto& check_e = (expected);                                                                         \
+    if (!(check_a == check_e))                                                                                \
+      check::fail(__FILE__, __LINE__,                                                                         \
+                  std::string(#actual " is ") + check::show(check_a) + ", expected " + check::show(check_e)); \
   } while (0)
 
 // |actual - expected| <= tolerance; NaN never passes.
-#define CHECK_NEAR(actual, expected, tolerance)                                                            \
-  do {                                                                                                     \
-    const double check_a = (actual), check_e = (expected), check_t = (tolerance);                          \
-    const double check_d = check_a > check_e ? check_a - check_e : check_e - check_a;                      \
-    if (!(check_d <= check_t))                                                                             \
-      check::fail(__FILE__, __LINE__, std::string(#actual " is ") + check::show(check_a) + ", expected " + \
-                                          check::show(check_e) + " within " + check::show(check_t));       \
+#define CHECK_NEAR(actual, expected, tolerance)                                                               \
+  do {                                                                                                        \
+    const double check_a = (actual), check_e = (expected), check_t = (tolerance);                             \
+    const double check_d = check_a > check_e ? check_a - check_e : check_e - check_a;                         \
+    if (!(check_d <= check_t))                                                                                \
+      check::fail(__FILE__, __LINE__,                                                                         \
+                  std::string(#actual " is ") + check::show(check_a) + ", expected " + check::show(check_e) + \
+                      " within " + check::show(check_t));                                                     \
   } while (0)
 
 // The expression must throw `type` with a message that contains `text`.
-#define CHECK_THROWS_WITH(expression, type, text)                                                                  \
-  do {                                                                                                             \
-    bool check_thrown = false;                                                                                     \
-    try {                                                                                                          \
-      (void)(expression);                                                                                          \
-    } catch (const type& check_error) {                                                                            \
-      check_thrown = true;                                                                                         \
-      if (std::string(check_error.what()).find(text) == std::string::npos)                                         \
+#define CHECK_THROWS_WITH(expression, type, text)                                                                      \
+  do {                                                                                                                 \
+    bool check_thrown = false;                                                                                         \
+    try {                                                                                                              \
+      (void)(expression);                                                                                              \
+    } catch (const type& check_error) {                                                                                \
+      check_thrown = true;                                                                                             \
+      if (std::string(check_error.what()).find(text) == std::string::npos)                                             \
         check::fail(__FILE__, __LINE__, std::string("message \"") + check_error.what() + "\" lacks \"" + text + "\""); \
-    }                                                                                                              \
-    if (!check_thrown) check::fail(__FILE__, __LINE__, #expression " did not throw " #type);                       \
+    }                                                                                                                  \
+    if (!check_thrown) check::fail(__FILE__, __LINE__, #expression " did not throw " #type);                           \
   } while (0)

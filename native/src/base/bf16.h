@@ -1,5 +1,5 @@
-// bfloat16 as it is stored: the upper half of a float32. Host-side conversions for loading and tests; kernels have their
-// own vector forms with the same rounding.
+// bfloat16 as it is stored: the upper half of a float32. Host-side conversions for loading and tests; kernels have
+// their own vector forms with the same rounding.
 #pragma once
 
 #include <bit>
@@ -9,7 +9,9 @@ namespace qwen3 {
 
 using bf16 = uint16_t;
 
-inline float bf16_to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+inline float bf16_to_float(bf16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
+}
 
 // Round to nearest, ties to even. NaN stays NaN (made quiet), infinities stay.
 inline bf16 float_to_bf16(float x) {

@@ -63,12 +63,12 @@ struct LinearWeight {
 struct BatchView {
   int n_tokens;
   int n_seqs;
-  int max_blocks;              // row length of block_tables
-  const int32_t* token_ids;    // [n_tokens]
-  const int32_t* positions;    // [n_tokens] absolute position in the token's sequence
-  const int32_t* seq_of;       // [n_tokens] index of the token's sequence in this step
-  const int32_t* query_start;  // [n_seqs + 1] first token row of each sequence; the last entry is n_tokens
-  const int32_t* block_tables; // [n_seqs, max_blocks] KV block of positions j * kBlockSize .. of each sequence
+  int max_blocks;               // row length of block_tables
+  const int32_t* token_ids;     // [n_tokens]
+  const int32_t* positions;     // [n_tokens] absolute position in the token's sequence
+  const int32_t* seq_of;        // [n_tokens] index of the token's sequence in this step
+  const int32_t* query_start;   // [n_seqs + 1] first token row of each sequence; the last entry is n_tokens
+  const int32_t* block_tables;  // [n_seqs, max_blocks] KV block of positions j * kBlockSize .. of each sequence
 };
 
 // Host arrays that become a BatchView; same shapes.
@@ -79,8 +79,8 @@ struct BatchArrays {
   std::span<const int32_t> token_ids, positions, seq_of, query_start, block_tables;
 };
 
-// One layer's part of the paged KV pool. Each of k and v has n_blocks blocks of kBlockSize * n_kv_heads * head_dim bf16;
-// the order inside a block is the backend's own affair.
+// One layer's part of the paged KV pool. Each of k and v has n_blocks blocks of kBlockSize * n_kv_heads * head_dim
+// bf16; the order inside a block is the backend's own affair.
 struct KvLayer {
   bf16* k;
   bf16* v;
@@ -161,7 +161,7 @@ struct TokenCount {
 // Order: bias and mask, penalties, temperature, min_p, top_k, top_p, then one draw. Log-probabilities are of the raw
 // logits over the whole vocab.
 struct SampleRow {
-  int32_t target = -1;  // >= 0: do not sample, only score this id (a prompt token)
+  int32_t target = -1;       // >= 0: do not sample, only score this id (a prompt token)
   float temperature = 0.0f;  // 0: greedy, the highest logit and the lowest id among equals
   float min_p = 0.0f;
   float top_p = 1.0f;
@@ -172,9 +172,9 @@ struct SampleRow {
   uint64_t seed = 0;
   int64_t position = 0;  // counter of the draw: index of this token in its sequence
   std::span<const TokenBias> bias;
-  std::span<const TokenCount> history;   // distinct ids of prompt and output; empty when all penalties are off
-  std::span<const int32_t> forbidden;    // ids that may not be sampled at this row (stop ids before min_tokens)
-  std::span<const uint32_t> mask;        // bit set = allowed; empty: no mask
+  std::span<const TokenCount> history;  // distinct ids of prompt and output; empty when all penalties are off
+  std::span<const int32_t> forbidden;   // ids that may not be sampled at this row (stop ids before min_tokens)
+  std::span<const uint32_t> mask;       // bit set = allowed; empty: no mask
   bool logprob = false;
   int32_t n_top = 0;  // alternatives wanted, best first, at most kMaxTopLogprobs; ids with a token only
 };
@@ -185,11 +185,11 @@ struct TopLogprob {
 };
 
 struct SampleResult {
-  int32_t token = -1;     // the sampled id, or the target
-  float logprob = 0.0f;   // of token, if asked for
+  int32_t token = -1;    // the sampled id, or the target
+  float logprob = 0.0f;  // of token, if asked for
   int32_t n_top = 0;
   std::array<TopLogprob, kMaxTopLogprobs> top{};
-  bool finite = true;     // false: a logit was NaN (or all were -inf): the model's output is broken
+  bool finite = true;  // false: a logit was NaN (or all were -inf): the model's output is broken
 };
 
 struct SampleArgs {

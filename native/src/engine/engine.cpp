@@ -1,0 +1,455 @@
+// The worker's loop and the calls that meet it. Opening is in open.cpp, evaluation in evaluation.cpp.
+#include "engine/engine.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace qwen3 {
+
+namespace {
+
+// How long the worker sleeps when every sample waits for the host: for blocks that manual sequences hold, or for masks.
+constexpr std::chrono::milliseconds kBlockedWait{5};
+
+int64_t now_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------ calls of the host
+
+void Engine::check_open() const {
+  if (closing_) throw Error(Status::kClosed, "the engine is being closed");
+  if (failed_) throw Error(Status::kDeviceError, "the engine has failed and takes no more work: " + failure_);
+}
+
+uint64_t Engine::submit(const qwen3_request& spec) {
+  std::unique_ptr<Request> request;
+  try {
+    request = make_request(spec, {.vocab = info_.vocab,
+                                  .n_token_ids = info_.n_token_ids,
+                                  .max_context = info_.max_context,
+                                  .eos_ids = {info_.eos_ids, static_cast<size_t>(info_.n_eos_ids)}});
+  } catch (const Error&) {
+    const std::lock_guard lock(mutex_);
+    counters_.requests_refused++;
+    throw;
+  }
+
+  const std::lock_guard lock(mutex_);
+  check_open();
+  const int free_slots = std::max(0, scheduler_->max_running() - scheduler_->n_running());
+  const int64_t room = static_cast<int64_t>(options_.max_queue) + free_slots - scheduler_->n_waiting();
+  if (request->n_alive > room) {
+    counters_.requests_refused++;
+    throw Error(Status::kQueueFull, "the queue is full: " + std::to_string(scheduler_->n_waiting()) +
+                                        " samples wait already (max_queue is " + std::to_string(options_.max_queue) +
+                                        "); try again later");
+  }
+  request->id = next_id_++;
+  request->submitted_ns = now_ns();
+  counters_.requests_submitted++;
+  counters_.prompt_tokens += static_cast<uint64_t>(request->samples[0]->n_prompt);
+  for (const auto& sample : request->samples) {
+    sample->arrival = next_arrival_++;
+    scheduler_->add(sample.get());
+  }
+  const uint64_t id = request->id;
+  requests_.emplace(id, std::move(request));
+  wake_.notify_one();
+  return id;
+}
+
+Sample& Engine::alive_sample(Request& request, int32_t index) {
+  if (index < 0 || index >= static_cast<int32_t>(request.samples.size()))
+    throw Error(Status::kNotFound, "request " + std::to_string(request.id) + " has no sample " + std::to_string(index));
+  Sample& sample = *request.samples[static_cast<size_t>(index)];
+  if (sample.state == SequenceState::kEnded)
+    throw Error(Status::kNotFound,
+                "sample " + std::to_string(index) + " of request " + std::to_string(request.id) + " has ended");
+  return sample;
+}
+
+void Engine::cancel(uint64_t id, int32_t index) {
+  const std::lock_guard lock(mutex_);
+  if (closing_) throw Error(Status::kClosed, "the engine is being closed");
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) throw Error(Status::kNotFound, "no request " + std::to_string(id) + " is alive");
+  Request& request = *found->second;
+  if (index >= 0) {
+    finish(alive_sample(request, index), QWEN3_FINISH_CANCELLED);
+  } else {
+    for (const auto& sample : request.samples)
+      if (sample->state != SequenceState::kEnded) finish(*sample, QWEN3_FINISH_CANCELLED);
+  }
+  if (request.n_alive == 0) retire(id);
+  events_.flush();
+  wake_.notify_one();
+}
+
+void Engine::set_mask(uint64_t id, int32_t index, int64_t output_index, std::span<const uint32_t> mask) {
+  const std::lock_guard lock(mutex_);
+  check_open();
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) throw Error(Status::kNotFound, "no request " + std::to_string(id) + " is alive");
+  Sample& sample = alive_sample(*found->second, index);
+  if (!found->second->constrained)
+    throw Error(Status::kInvalidArgument, "request " + std::to_string(id) + " was not submitted as constrained");
+  if (output_index != sample.n_output())
+    throw Error(Status::kInvalidArgument, "a mask for output token " + std::to_string(output_index) +
+                                              " was given, the next one is " + std::to_string(sample.n_output()));
+  const size_t n_words = (static_cast<size_t>(info_.n_token_ids) + 31) / 32;
+  if (mask.size() < n_words)
+    throw Error(Status::kInvalidArgument,
+                "the mask has " + std::to_string(mask.size()) + " words, " + std::to_string(n_words) + " are needed");
+  if (std::all_of(mask.begin(), mask.begin() + static_cast<int64_t>(n_words), [](uint32_t word) { return word == 0; }))
+    throw Error(Status::kInvalidArgument, "the mask allows no id");
+  sample.mask.assign(mask.begin(), mask.begin() + static_cast<int64_t>(n_words));
+  sample.mask_index = output_index;
+  wake_.notify_one();
+}
+
+qwen3_stats Engine::stats() {
+  const std::lock_guard lock(mutex_);
+  qwen3_stats stats = counters_;
+  stats.failed = failed_;
+  stats.n_running = scheduler_->n_running();
+  stats.n_waiting = scheduler_->n_waiting();
+  stats.blocks_total = pool_->n_blocks();
+  stats.blocks_free = pool_->n_free();
+  stats.blocks_cached = pool_->n_cached();
+  stats.blocks_used = pool_->n_used();
+  return stats;
+}
+
+void Engine::begin_close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  wake_.notify_all();
+  events_.close();
+}
+
+Engine::~Engine() {
+  begin_close();
+  if (worker_.joinable()) worker_.join();
+}
+
+// ------------------------------------------------------------------------------------------------------- the worker
+
+void Engine::run() {
+  pthread_setname_np(pthread_self(), "qwen3-engine");
+  Lock lock(mutex_);
+  while (!closing_) {
+    try {
+      if (!jobs_.empty()) {
+        const std::function<void()> job = std::move(jobs_.front());
+        jobs_.pop_front();
+        lock.unlock();
+        job();
+        lock.lock();
+      }
+      if (scheduler_->has_work() && !failed_) {
+        step(lock);
+      } else if (jobs_.empty()) {
+        check_idle();
+        wake_.wait(lock, [this] { return closing_ || !jobs_.empty() || (scheduler_->has_work() && !failed_); });
+      }
+    } catch (const Error& error) {
+      if (!lock.owns_lock()) lock.lock();
+      fail(error.status(), error.what());
+    } catch (const std::exception& error) {
+      if (!lock.owns_lock()) lock.lock();
+      fail(Status::kInternal, error.what());
+    }
+  }
+  // Jobs that nobody will run: their futures report a broken promise, which on_worker() translates.
+  jobs_.clear();
+}
+
+// One step: plan, compute, sample, commit. The lock is free while the model works.
+void Engine::step(Lock& lock) {
+  const StepPlan& plan = scheduler_->plan();
+  note_admissions(plan);
+  if (plan.chunks.empty()) {
+    wake_.wait_for(lock, kBlockedWait);
+    return;
+  }
+  const int64_t started_ns = now_ns();
+  in_step_ = true;
+  build_batch(plan);
+
+  lock.unlock();
+  model_->forward(batch_.arrays());
+  lock.lock();
+
+  collect_rows(plan);
+  lock.unlock();
+  model_->sample(rows_, info_.n_token_ids, results_);
+  lock.lock();
+
+  report_nonfinite(lock);
+  const size_t n_postponed = commit(plan);
+  in_step_ = false;
+  retired_.clear();
+  counters_.steps++;
+  counters_.step_ns += static_cast<uint64_t>(now_ns() - started_ns);
+  counters_.computed_tokens += static_cast<uint64_t>(plan.n_tokens);
+  events_.flush();
+  if (n_postponed == plan.chunks.size()) wake_.wait_for(lock, kBlockedWait);
+}
+
+void Engine::note_admissions(const StepPlan& plan) {
+  was_busy_ = true;
+  counters_.preemptions += plan.preempted.size();
+  const int64_t time = now_ns();
+  for (Sequence* sequence : plan.admitted) {
+    Sample& sample = static_cast<Sample&>(*sequence);
+    if (prefix_cache_ && sample.reads_prefix_cache) {
+      counters_.prefix_queries += sample.tokens.size();
+      counters_.prefix_hits += static_cast<uint64_t>(sample.n_cached);
+    }
+    if (sample.started_ns != 0) continue;  // it comes back after a preemption
+    sample.started_ns = time;
+    sample.n_cached_first = sample.n_cached;
+    counters_.cached_tokens += static_cast<uint64_t>(sample.n_cached);
+  }
+}
+
+void Engine::build_batch(const StepPlan& plan) {
+  batch_.clear();
+  first_rows_.clear();
+  for (const Chunk& chunk : plan.chunks) {
+    const std::span<const int32_t> tokens(chunk.sequence->tokens);
+    first_rows_.push_back(
+        batch_.add(tokens.subspan(static_cast<size_t>(chunk.begin), static_cast<size_t>(chunk.n_tokens)), chunk.begin,
+                   chunk.sequence->blocks));
+  }
+}
+
+// Decides which rows of the step need logits: prompt tokens to be scored, and the last row of each sample whose next
+// token is due (and whose mask is there, if it is constrained).
+void Engine::collect_rows(const StepPlan& plan) {
+  rows_.clear();
+  row_owners_.clear();
+  row_masks_.clear();
+  row_masks_.reserve(plan.chunks.size());
+  for (size_t i = 0; i < plan.chunks.size(); i++) {
+    const Chunk& chunk = plan.chunks[i];
+    Sample& sample = static_cast<Sample&>(*chunk.sequence);
+    if (sample.state == SequenceState::kEnded) continue;
+    const Request& request = *sample.request;
+
+    if (request.prompt_logprobs && sample.index == 0) {
+      const int64_t end = std::min(chunk.begin + chunk.n_tokens, sample.n_prompt - 1);
+      for (int64_t p = std::max(chunk.begin, sample.n_prompt_scored - 1); p < end; p++) {
+        SampleRow row;
+        row.target = sample.tokens[static_cast<size_t>(p) + 1];
+        row.logprob = true;
+        row.n_top = request.sampling.n_top;
+        rows_.push_back({static_cast<int32_t>(first_rows_[i] + p - chunk.begin), row});
+        row_owners_.push_back({&chunk, p + 1});
+      }
+    }
+
+    if (!chunk.samples || request.max_tokens == 0) continue;
+    SampleRow row = request.sampling;
+    if (request.constrained) {
+      if (sample.mask_index != sample.n_output()) continue;  // late: commit() postpones it
+      row_masks_.push_back(std::move(sample.mask));
+      sample.mask_index = -1;
+      row.mask = row_masks_.back();
+    }
+    row.seed = request.sampling.seed + static_cast<uint64_t>(sample.index);
+    row.position = static_cast<int64_t>(sample.tokens.size());
+    row.history = sample.history.counts();
+    if (sample.n_output() < request.min_tokens) row.forbidden = request.end_ids;
+    rows_.push_back({first_rows_[i] + chunk.n_tokens - 1, row});
+    row_owners_.push_back({&chunk, -1});
+  }
+  results_.assign(rows_.size(), SampleResult{});
+}
+
+// Returns how many samples could not be sampled because their mask is late.
+size_t Engine::commit(const StepPlan& plan) {
+  size_t row = 0;
+  size_t n_postponed = 0;
+  for (const Chunk& chunk : plan.chunks) {
+    Sample& sample = static_cast<Sample&>(*chunk.sequence);
+    const SampleResult* sampled = nullptr;
+    const bool alive = sample.state != SequenceState::kEnded;
+    if (alive && sample.request->prompt_logprobs && sample.index == 0 && sample.n_prompt_scored == 0)
+      push_prompt_token(sample, sample.n_prompt_scored++, nullptr);
+    for (; row < row_owners_.size() && row_owners_[row].chunk == &chunk; row++) {
+      if (!alive) continue;
+      if (row_owners_[row].prompt_index < 0)
+        sampled = &results_[row];
+      else
+        push_prompt_token(sample, sample.n_prompt_scored++, &results_[row]);
+    }
+    if (!alive) continue;
+    scheduler_->commit(chunk);
+    if (!chunk.samples) continue;
+    if (sampled == nullptr && sample.request->max_tokens > 0) {
+      scheduler_->postpone(chunk);
+      n_postponed++;
+    } else {
+      commit_sample(sample, sampled);
+    }
+  }
+  return n_postponed;
+}
+
+// result: nullptr if the request only scores its prompt.
+void Engine::commit_sample(Sample& sample, const SampleResult* result) {
+  const Request& request = *sample.request;
+  const uint64_t id = request.id;
+  if (result == nullptr) {
+    finish(sample, QWEN3_FINISH_LENGTH);
+  } else if (!result->finite) {
+    finish(sample, QWEN3_FINISH_ERROR);
+  } else {
+    push_token(sample, *result);
+    sample.tokens.push_back(result->token);
+    if (request.has_penalties) sample.history.add_output(result->token);
+    counters_.generated_tokens++;
+    if (request.ends(result->token))
+      finish(sample, QWEN3_FINISH_STOP, result->token);
+    else if (sample.n_output() == request.max_tokens)
+      finish(sample, QWEN3_FINISH_LENGTH);
+  }
+  if (request.n_alive == 0) retire(id);
+}
+
+// A row without a finite logit means broken weights or a broken device; say in which layer it began.
+void Engine::report_nonfinite(Lock& lock) {
+  const auto broken = std::find_if(results_.begin(), results_.end(), [](const SampleResult& r) { return !r.finite; });
+  if (broken == results_.end()) return;
+  const Sample& sample =
+      static_cast<Sample&>(*row_owners_[static_cast<size_t>(broken - results_.begin())].chunk->sequence);
+  const uint64_t id = sample.request->id;
+  lock.unlock();
+  const int layer = model_->find_nonfinite_layer(batch_.arrays());
+  lock.lock();
+  std::string where = "no id may be sampled (mask, logit_bias and min_tokens leave none)";
+  if (layer < 0)
+    where = "the token embedding is not finite";
+  else if (layer < info_.n_layers)
+    where = "the output of layer " + std::to_string(layer) + " is not finite";
+  log(QWEN3_LOG_ERROR, "request " + std::to_string(id) + " ends with an error: " + where);
+}
+
+void Engine::check_idle() {
+  if (!was_busy_ || failed_) return;
+  was_busy_ = false;
+  scheduler_->check(n_manual_blocks_);
+  counters_.idle_checks++;
+}
+
+void Engine::fail(Status status, const std::string& message) {
+  failed_ = true;
+  in_step_ = false;
+  failure_ = message;
+  log(QWEN3_LOG_ERROR,
+      std::string(status == Status::kDeviceError ? "the device failed: " : "the engine failed: ") + message);
+  for (auto& [id, request] : requests_) {
+    for (const auto& sample : request->samples)
+      if (sample->state != SequenceState::kEnded) finish(*sample, QWEN3_FINISH_ERROR);
+  }
+  requests_.clear();
+  retired_.clear();
+  events_.flush();
+}
+
+// ------------------------------------------------------------------------------------------------ with the mutex held
+
+void Engine::finish(Sample& sample, qwen3_finish_reason reason, int32_t token) {
+  scheduler_->remove(&sample);
+  Request& request = *requests_.at(sample.request->id);
+  request.n_alive--;
+  switch (reason) {
+    case QWEN3_FINISH_STOP:
+      counters_.samples_stopped++;
+      break;
+    case QWEN3_FINISH_LENGTH:
+      counters_.samples_length++;
+      break;
+    case QWEN3_FINISH_CANCELLED:
+      counters_.samples_cancelled++;
+      break;
+    default:
+      counters_.samples_failed++;
+      break;
+  }
+  qwen3_event event{};
+  event.request = request.id;
+  event.tag = request.tag;
+  event.kind = QWEN3_EVENT_FINISHED;
+  event.sample = sample.index;
+  event.token = token;
+  event.logprob = NAN;
+  event.finish_reason = reason;
+  event.index = sample.n_output();
+  event.time_ns = now_ns();
+  event.n_prompt = sample.n_prompt;
+  event.n_cached = sample.n_cached_first;
+  event.n_generated = sample.n_output();
+  event.queued_ns = request.submitted_ns;
+  event.started_ns = sample.started_ns;
+  event.first_token_ns = sample.first_token_ns;
+  events_.push(event);
+}
+
+void Engine::retire(uint64_t id) {
+  const auto found = requests_.find(id);
+  if (in_step_) retired_.push_back(std::move(found->second));
+  requests_.erase(found);
+}
+
+namespace {
+
+std::span<const qwen3_logprob> alternatives(const SampleResult& result) {
+  static_assert(sizeof(TopLogprob) == sizeof(qwen3_logprob));
+  return {reinterpret_cast<const qwen3_logprob*>(result.top.data()), static_cast<size_t>(result.n_top)};
+}
+
+}  // namespace
+
+void Engine::push_token(Sample& sample, const SampleResult& result) {
+  qwen3_event event{};
+  event.request = sample.request->id;
+  event.tag = sample.request->tag;
+  event.kind = QWEN3_EVENT_TOKEN;
+  event.sample = sample.index;
+  event.token = result.token;
+  event.logprob = sample.request->sampling.logprob ? result.logprob : NAN;
+  event.index = sample.n_output();
+  event.time_ns = now_ns();
+  if (sample.first_token_ns == 0) sample.first_token_ns = event.time_ns;
+  events_.push(event, alternatives(result));
+}
+
+void Engine::push_prompt_token(const Sample& sample, int64_t index, const SampleResult* result) {
+  qwen3_event event{};
+  event.request = sample.request->id;
+  event.tag = sample.request->tag;
+  event.kind = QWEN3_EVENT_PROMPT_TOKEN;
+  event.sample = sample.index;
+  event.token = sample.tokens[static_cast<size_t>(index)];
+  event.logprob = result != nullptr ? result->logprob : NAN;
+  event.index = index;
+  event.time_ns = now_ns();
+  events_.push(event, result != nullptr ? alternatives(*result) : std::span<const qwen3_logprob>{});
+}
+
+}  // namespace qwen3

@@ -1,0 +1,141 @@
+// The engine: one worker thread that turns queued requests into events, step by step.
+//
+// It joins the scheduler (who), the model (what) and the event queue (to whom). One mutex guards requests, scheduler
+// and pool; the worker gives it up while the model computes, so that submit, cancel and stats never wait for a step. A
+// sample that is cancelled during a step leaves at once: its blocks are free, the step's results for it are dropped.
+// That is safe because only the worker, between steps, hands blocks out again. A failure of the device or a bug caught
+// in the worker ends every sample with an error event and marks the engine failed.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/event_queue.h"
+#include "engine/request.h"
+#include "engine/step_batch.h"
+#include "kv/block_pool.h"
+#include "kv/prefix_cache.h"
+#include "model/model.h"
+#include "qwen3.h"
+#include "sched/scheduler.h"
+
+namespace qwen3 {
+
+// A sequence that the host advances by hand (qwen3_sequence, scoring). Used by one thread at a time.
+struct ManualSequence {
+  std::vector<BlockId> blocks;
+  int64_t length = 0;
+};
+
+class Engine {
+ public:
+  // Loads the model and starts the worker; see qwen3_engine_open for errors.
+  Engine(const std::string& model_dir, const qwen3_options& options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const qwen3_info& info() const { return info_; }
+  qwen3_stats stats();
+  uint64_t submit(const qwen3_request& request);
+  void cancel(uint64_t id, int32_t sample);
+  void set_mask(uint64_t id, int32_t sample, int64_t index, std::span<const uint32_t> mask);
+  EventQueue& events() { return events_; }
+
+  // Evaluation; each blocks until the worker has done it.
+  // Appends tokens and writes the raw logits of rows first_row.. of them to `logits` [n_rows, vocab].
+  void append(ManualSequence& sequence, std::span<const int32_t> tokens, size_t first_row, std::span<float> logits);
+  void release(ManualSequence& sequence);
+  void score_logits(std::span<const int32_t> tokens, size_t first, std::span<float> out);
+  void score_logprobs(std::span<const int32_t> tokens, std::span<float> out);
+
+  // Makes every later call fail with kClosed and wakes blocked pollers; the destructor may follow once they have left.
+  void begin_close();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // -- opening
+  void load(const std::string& model_dir, const qwen3_options& options);
+  void log(qwen3_log_level level, const std::string& line) const;
+  bool progress(const char* phase, uint64_t done, uint64_t total) const;
+
+  // -- worker thread
+  void run();
+  void step(Lock& lock);
+  void note_admissions(const StepPlan& plan);
+  void build_batch(const StepPlan& plan);
+  void collect_rows(const StepPlan& plan);
+  size_t commit(const StepPlan& plan);
+  void commit_sample(Sample& sample, const SampleResult* result);
+  void report_nonfinite(Lock& lock);
+  void check_idle();
+  void fail(Status status, const std::string& message);
+
+  // -- with the mutex held
+  Sample& alive_sample(Request& request, int32_t index);
+  void finish(Sample& sample, qwen3_finish_reason reason, int32_t token = -1);
+  void push_token(Sample& sample, const SampleResult& result);
+  void push_prompt_token(const Sample& sample, int64_t index, const SampleResult* result);
+  void retire(uint64_t id);
+  void check_open() const;
+
+  // -- evaluation
+  template <typename Work>
+  void on_worker(const Work& work);
+  // What to do with the rows of a chunk once it is computed: first is the chunk's offset in the tokens, n its length.
+  using UseRows = std::function<void(size_t first, size_t n)>;
+  void advance(ManualSequence& sequence, std::span<const int32_t> tokens, const UseRows& use_rows);
+
+  // Constant after opening.
+  qwen3_options options_{};
+  qwen3_info info_{};
+  std::unique_ptr<Model> model_;
+
+  EventQueue events_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  // Guarded by mutex_.
+  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<PrefixCache> prefix_cache_;  // nullptr when off
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
+  std::vector<std::unique_ptr<Request>> retired_;  // ended during the step in progress, which still refers to them
+  std::deque<std::function<void()>> jobs_;         // evaluation
+  qwen3_stats counters_{};
+  uint64_t next_id_ = 1;
+  uint64_t next_arrival_ = 1;
+  int n_manual_blocks_ = 0;
+  bool in_step_ = false;
+  bool closing_ = false;
+  bool failed_ = false;
+  bool was_busy_ = false;
+  std::string failure_;
+
+  // Used by the worker alone.
+  struct RowOwner {
+    const Chunk* chunk;
+    int64_t prompt_index;  // the prompt token that the row scores, or -1: the row is sampled
+  };
+  StepBatch batch_;
+  std::vector<int32_t> first_rows_;  // of each chunk
+  std::vector<LogitRow> rows_;
+  std::vector<RowOwner> row_owners_;
+  std::vector<SampleResult> results_;
+  std::vector<std::vector<uint32_t>> row_masks_;
+
+  std::thread worker_;
+};
+
+}  // namespace qwen3

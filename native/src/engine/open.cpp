@@ -1,0 +1,179 @@
+// Opening an engine: options, model files, memory, worker thread.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "base/error.h"
+#include "engine/engine.h"
+
+namespace qwen3 {
+
+namespace {
+
+// Share of the memory that is left beside the weights which the KV pool takes when its size is not given. On the CPU
+// the rest belongs to the page cache that holds the weights, and to other programs.
+constexpr double kDefaultKvShare = 0.25;
+
+std::string gib(uint64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
+  return text;
+}
+
+void check_range(const char* option, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high)
+    throw Error(Status::kInvalidArgument, std::string("option ") + option + " is " + std::to_string(value) +
+                                              "; it must be between " + std::to_string(low) + " and " +
+                                              std::to_string(high));
+}
+
+void check_options(const qwen3_options& o) {
+  check_range("max_context", o.max_context, 0, INT32_MAX);
+  check_range("max_slots", o.max_slots, 1, 4096);
+  check_range("token_budget", o.token_budget, 16, 65536);
+  check_range("max_queue", o.max_queue, 0, INT32_MAX);
+  check_range("threads", o.threads, 0, 1024);
+  check_range("n_token_ids", o.n_token_ids, 0, INT32_MAX);
+  check_range("log_level", o.log_level, QWEN3_LOG_DEBUG, QWEN3_LOG_ERROR);
+}
+
+struct KvSize {
+  int64_t n_blocks;
+  int64_t max_context;
+};
+
+// How many KV blocks, and how long a request they allow.
+KvSize size_kv(const qwen3_options& options, const ModelConfig& config, uint64_t weight_bytes, uint64_t workspace_bytes,
+               uint64_t free_bytes) {
+  if (options.max_context > config.max_positions)
+    throw Error(Status::kInvalidArgument, "max_context is " + std::to_string(options.max_context) +
+                                              ", but the model was made for " + std::to_string(config.max_positions) +
+                                              " tokens; extend it with yarn_factor, or ask for less");
+  const int64_t wanted_context = options.max_context > 0 ? options.max_context : config.max_positions;
+  const auto blocks_for = [](int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; };
+  const uint64_t block_bytes = Model::kv_block_bytes(config);
+
+  int64_t n_blocks;
+  if (options.kv_bytes > 0) {
+    n_blocks = static_cast<int64_t>(std::min<uint64_t>(options.kv_bytes / block_bytes, INT32_MAX));
+  } else {
+    const uint64_t taken = weight_bytes + workspace_bytes;
+    const uint64_t left = free_bytes > taken ? free_bytes - taken : 0;
+    n_blocks = static_cast<int64_t>(static_cast<double>(left) * kDefaultKvShare / static_cast<double>(block_bytes));
+    // A context that was asked for is a promise: take more than the usual share for one such request.
+    if (options.max_context > 0) n_blocks = std::max(n_blocks, blocks_for(wanted_context));
+    n_blocks = std::min(n_blocks, blocks_for(wanted_context) * options.max_slots);
+    if (static_cast<uint64_t>(n_blocks) * block_bytes > left && free_bytes > 0)
+      throw Error(Status::kOutOfMemory, "a context of " + std::to_string(wanted_context) + " tokens needs " +
+                                            gib(static_cast<uint64_t>(n_blocks) * block_bytes) +
+                                            " of KV, but beside the weights only " + gib(left) +
+                                            " are free; the largest context that fits is " +
+                                            std::to_string(static_cast<int64_t>(left / block_bytes) * kBlockSize));
+  }
+  if (n_blocks < 1)
+    throw Error(options.kv_bytes > 0 ? Status::kInvalidArgument : Status::kOutOfMemory,
+                "the KV pool would hold less than one block: " + std::to_string(block_bytes) +
+                    " bytes are the least for this model, there are " +
+                    (options.kv_bytes > 0 ? std::to_string(options.kv_bytes) : gib(free_bytes)));
+  const int64_t capacity = n_blocks * kBlockSize;
+  if (options.max_context > capacity)
+    throw Error(Status::kInvalidArgument,
+                "max_context is " + std::to_string(options.max_context) + ", but a KV pool of " +
+                    gib(options.kv_bytes) + " holds " + std::to_string(capacity) + " tokens; give it " +
+                    gib(static_cast<uint64_t>(blocks_for(options.max_context)) * block_bytes) + " or more");
+  return {n_blocks, std::min(wanted_context, capacity)};
+}
+
+template <size_t N>
+void copy_text(char (&out)[N], const std::string& text) {
+  std::strncpy(out, text.c_str(), N - 1);
+  out[N - 1] = '\0';
+}
+
+}  // namespace
+
+Engine::Engine(const std::string& model_dir, const qwen3_options& options) : options_(options) {
+  check_options(options);
+  load(model_dir, options);
+  // Pointers of the host's that were only valid during the call.
+  options_.device = options_.kernels = nullptr;
+  worker_ = std::thread([this] { run(); });
+}
+
+void Engine::load(const std::string& model_dir, const qwen3_options& options) {
+  const auto started = std::chrono::steady_clock::now();
+  const auto text = [](const char* value) { return std::string(value != nullptr && *value != '\0' ? value : "auto"); };
+  const auto report = [this](const char* phase, uint64_t done, uint64_t total) {
+    if (!progress(phase, done, total)) throw Error(Status::kCancelled, "loading was stopped by the progress callback");
+  };
+
+  report("map", 0, 1);
+  ModelConfig config = load_config(model_dir);
+  if (options.yarn_factor != 0) apply_yarn(config, options.yarn_factor);
+  check_range("n_token_ids", options.n_token_ids, 0, config.vocab);
+  std::unique_ptr<Ops> ops =
+      open_backend({.device = text(options.device), .kernels = text(options.kernels), .threads = options.threads});
+  const DeviceInfo device = ops->info();
+  Checkpoint checkpoint = Checkpoint::open(model_dir, config);
+  report("map", 1, 1);
+
+  auto weights = std::make_unique<Weights>(std::move(checkpoint), config, *ops, [this](uint64_t done, uint64_t total) {
+    return progress("weights", done, total);
+  });
+  const uint64_t workspace = Model::workspace_bytes(config, options.token_budget);
+  const KvSize kv = size_kv(options, config, weights->total_bytes, workspace, device.free_bytes);
+  report("kv", 0, 1);
+
+  info_.struct_size = sizeof info_;
+  info_.hidden = config.hidden;
+  info_.intermediate = config.intermediate;
+  info_.n_layers = config.n_layers;
+  info_.n_heads = config.n_heads;
+  info_.n_kv_heads = config.n_kv_heads;
+  info_.head_dim = config.head_dim;
+  info_.vocab = config.vocab;
+  info_.tied = config.tied;
+  info_.n_token_ids = options.n_token_ids > 0 ? options.n_token_ids : config.vocab;
+  for (const int32_t id : config.eos_ids)
+    if (info_.n_eos_ids < QWEN3_MAX_EOS_IDS) info_.eos_ids[info_.n_eos_ids++] = id;
+  info_.n_parameters = weights->n_parameters;
+  info_.max_context = kv.max_context;
+  info_.model_max_context = config.max_positions;
+  info_.block_size = kBlockSize;
+  info_.n_blocks = kv.n_blocks;
+  info_.token_budget = options.token_budget;
+  info_.threads = device.threads;
+  info_.prefix_cache = options.prefix_cache != 0;
+  info_.weight_bytes = weights->total_bytes;
+  info_.kv_bytes = static_cast<uint64_t>(kv.n_blocks) * Model::kv_block_bytes(config);
+  info_.workspace_bytes = workspace;
+  info_.free_bytes = device.free_bytes;
+  copy_text(info_.device, device.device);
+  copy_text(info_.device_name, device.device_name);
+  copy_text(info_.kernels, device.kernels);
+
+  model_ = std::make_unique<Model>(config, std::move(ops), std::move(weights),
+                                   ModelLimits{.token_budget = options.token_budget, .n_blocks = kv.n_blocks});
+  pool_ = std::make_unique<BlockPool>(static_cast<int>(kv.n_blocks));
+  if (info_.prefix_cache != 0) prefix_cache_ = std::make_unique<PrefixCache>(*pool_, kBlockSize);
+  scheduler_ = std::make_unique<Scheduler>(
+      SchedulerLimits{.max_slots = options.max_slots, .token_budget = options.token_budget, .block_size = kBlockSize},
+      *pool_, prefix_cache_.get());
+  info_.max_slots = scheduler_->max_running();
+  report("kv", 1, 1);
+
+  info_.open_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  log(QWEN3_LOG_INFO, "model ready on " + device.device + " (" + device.device_name + ", " + device.kernels +
+                          "): weights " + gib(info_.weight_bytes) + ", KV " + gib(info_.kv_bytes) + " = " +
+                          std::to_string(kv.n_blocks * kBlockSize) + " tokens, workspace " + gib(workspace));
+}
+
+void Engine::log(qwen3_log_level level, const std::string& line) const {
+  if (options_.log != nullptr && level >= options_.log_level) options_.log(options_.log_user, level, line.c_str());
+}
+
+bool Engine::progress(const char* phase, uint64_t done, uint64_t total) const {
+  return options_.progress == nullptr || options_.progress(options_.progress_user, phase, done, total) == 0;
+}
+
+}  // namespace qwen3

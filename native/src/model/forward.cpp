@@ -1,0 +1,127 @@
+// The forward pass, read from top to bottom.
+//
+//   x  = embed(tokens)                                        residual stream, float32
+//   per layer:
+//     n   = rmsnorm(x)                                        operands of products are bfloat16
+//     qkv = n * qkv_proj^T                                    float32
+//     q, KV pool <- rope(head_norm(q)), rope(head_norm(k)), v
+//     x  += attention(q, KV pool) * o_proj^T
+//     n   = rmsnorm(x)
+//     x  += (silu(n * gate_proj^T) * (n * up_proj^T)) * down_proj^T
+//   logits = rmsnorm(x[rows]) * lm_head^T                     only for rows that somebody asks for
+#include <algorithm>
+#include <cmath>
+
+#include "model/model.h"
+
+namespace qwen3 {
+
+void Model::forward(const BatchArrays& arrays) {
+  const BatchView batch = ops_->upload_batch(arrays);
+  ops_->embed({.batch = &batch, .table = weights_->embed_tokens, .hidden = config_.hidden, .out = x_});
+  for (size_t layer = 0; layer < weights_->layers.size(); layer++)
+    run_layer(weights_->layers[layer], kv_[layer], batch);
+}
+
+void Model::run_layer(const LayerWeights& w, const KvLayer& kv, const BatchView& batch) {
+  const int n = batch.n_tokens;
+  const auto norm = [&](const bf16* weight) {
+    ops_->rms_norm({.x = x_,
+                    .weight = weight,
+                    .row_index = nullptr,
+                    .n_rows = n,
+                    .hidden = config_.hidden,
+                    .eps = config_.rms_norm_eps,
+                    .out = normed_});
+  };
+
+  norm(w.input_layernorm);
+  ops_->linear({.x = normed_, .n_rows = n, .weight = &w.qkv_proj, .out = qkv_, .accumulate = false});
+  ops_->qk_norm_rope({.batch = &batch,
+                      .qkv = qkv_,
+                      .q_norm = w.q_norm,
+                      .k_norm = w.k_norm,
+                      .inv_freq = rope_inv_freq_,
+                      .rope_scale = rope_scale_,
+                      .eps = config_.rms_norm_eps,
+                      .n_heads = config_.n_heads,
+                      .n_kv_heads = config_.n_kv_heads,
+                      .head_dim = config_.head_dim,
+                      .q_out = q_,
+                      .kv = kv});
+  ops_->attention({.batch = &batch,
+                   .q = q_,
+                   .kv = kv,
+                   .n_heads = config_.n_heads,
+                   .n_kv_heads = config_.n_kv_heads,
+                   .head_dim = config_.head_dim,
+                   .out = attention_});
+  ops_->linear({.x = attention_, .n_rows = n, .weight = &w.o_proj, .out = x_, .accumulate = true});
+
+  norm(w.post_attention_layernorm);
+  ops_->gate_up({.x = normed_, .n_rows = n, .weight = &w.gate_up_proj, .out = activation_});
+  ops_->linear({.x = activation_, .n_rows = n, .weight = &w.down_proj, .out = x_, .accumulate = true});
+}
+
+void Model::compute_logits(std::span<const int32_t> token_rows) {
+  const int n = static_cast<int>(token_rows.size());
+  ops_->rms_norm({.x = x_,
+                  .weight = weights_->norm,
+                  .row_index = ops_->upload_rows(token_rows),
+                  .n_rows = n,
+                  .hidden = config_.hidden,
+                  .eps = config_.rms_norm_eps,
+                  .out = normed_});
+  ops_->linear({.x = normed_, .n_rows = n, .weight = &weights_->lm_head, .out = logits_, .accumulate = false});
+}
+
+void Model::sample(std::span<const LogitRow> rows, int n_token_ids, std::span<SampleResult> results) {
+  std::vector<int32_t> token_rows;
+  std::vector<SampleRow> sample_rows;
+  for (size_t begin = 0; begin < rows.size(); begin += kMaxLogitRows) {
+    const std::span<const LogitRow> piece = rows.subspan(begin, std::min<size_t>(kMaxLogitRows, rows.size() - begin));
+    token_rows.clear();
+    sample_rows.clear();
+    for (const LogitRow& row : piece) {
+      token_rows.push_back(row.token_row);
+      sample_rows.push_back(row.sample);
+    }
+    compute_logits(token_rows);
+    ops_->sample({.logits = logits_,
+                  .vocab = config_.vocab,
+                  .n_token_ids = n_token_ids,
+                  .rows = sample_rows,
+                  .results = results.subspan(begin, piece.size())});
+    ops_->wait();
+  }
+}
+
+void Model::logits(std::span<const int32_t> token_rows, std::span<float> out) {
+  const size_t vocab = static_cast<size_t>(config_.vocab);
+  for (size_t begin = 0; begin < token_rows.size(); begin += kMaxLogitRows) {
+    const std::span<const int32_t> piece =
+        token_rows.subspan(begin, std::min<size_t>(kMaxLogitRows, token_rows.size() - begin));
+    compute_logits(piece);
+    ops_->download(out.subspan(begin * vocab, piece.size() * vocab), logits_);
+    ops_->wait();
+  }
+}
+
+int Model::find_nonfinite_layer(const BatchArrays& arrays) {
+  const BatchView batch = ops_->upload_batch(arrays);
+  std::vector<float> x(static_cast<size_t>(batch.n_tokens) * static_cast<size_t>(config_.hidden));
+  const auto finite = [&] {
+    ops_->download(x, x_);
+    ops_->wait();
+    return std::all_of(x.begin(), x.end(), [](float value) { return std::isfinite(value); });
+  };
+  ops_->embed({.batch = &batch, .table = weights_->embed_tokens, .hidden = config_.hidden, .out = x_});
+  if (!finite()) return -1;
+  for (int layer = 0; layer < config_.n_layers; layer++) {
+    run_layer(weights_->layers[static_cast<size_t>(layer)], kv_[static_cast<size_t>(layer)], batch);
+    if (!finite()) return layer;
+  }
+  return config_.n_layers;
+}
+
+}  // namespace qwen3

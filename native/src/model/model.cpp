@@ -1,0 +1,71 @@
+// Memory of the model: KV pool and workspace. The forward pass is in forward.cpp.
+#include "model/model.h"
+
+#include <algorithm>
+
+namespace qwen3 {
+
+namespace {
+
+// Sizes of the workspace buffers, so that the estimate before opening and the allocation cannot differ.
+struct WorkspaceSizes {
+  uint64_t x, normed, qkv, q, attention, activation, logits;
+  uint64_t total() const { return x + normed + qkv + q + attention + activation + logits; }
+};
+
+WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget) {
+  const uint64_t rows = static_cast<uint64_t>(token_budget);
+  const uint64_t norm_rows = std::max<uint64_t>(rows, kMaxLogitRows);
+  const uint64_t hidden = static_cast<uint64_t>(c.hidden);
+  const uint64_t q_width = static_cast<uint64_t>(c.n_heads) * static_cast<uint64_t>(c.head_dim);
+  const uint64_t kv_width = static_cast<uint64_t>(c.n_kv_heads) * static_cast<uint64_t>(c.head_dim);
+  return {
+      .x = rows * hidden * sizeof(float),
+      .normed = norm_rows * hidden * sizeof(bf16),
+      .qkv = rows * (q_width + 2 * kv_width) * sizeof(float),
+      .q = rows * q_width * sizeof(bf16),
+      .attention = rows * q_width * sizeof(bf16),
+      .activation = rows * static_cast<uint64_t>(c.intermediate) * sizeof(bf16),
+      .logits = static_cast<uint64_t>(kMaxLogitRows) * static_cast<uint64_t>(c.vocab) * sizeof(float),
+  };
+}
+
+uint64_t layer_kv_bytes(const ModelConfig& c) {  // k or v of one block of one layer
+  return static_cast<uint64_t>(kBlockSize) * static_cast<uint64_t>(c.n_kv_heads) * static_cast<uint64_t>(c.head_dim) *
+         sizeof(bf16);
+}
+
+}  // namespace
+
+uint64_t Model::kv_block_bytes(const ModelConfig& config) {
+  return 2 * layer_kv_bytes(config) * static_cast<uint64_t>(config.n_layers);
+}
+
+uint64_t Model::workspace_bytes(const ModelConfig& config, int token_budget) {
+  return workspace_sizes(config, token_budget).total();
+}
+
+Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, std::unique_ptr<Weights> weights,
+             const ModelLimits& limits)
+    : config_(config), weights_(std::move(weights)), ops_(std::move(ops)) {
+  rope_inv_freq_ = ops_->load_floats(rope_inv_freq(config_.rope, config_.head_dim));
+  rope_scale_ = rope_attention_scale(config_.rope);
+
+  const uint64_t pool = layer_kv_bytes(config_) * static_cast<uint64_t>(limits.n_blocks);
+  for (int layer = 0; layer < config_.n_layers; layer++) {
+    kv_.push_back({.k = static_cast<bf16*>(ops_->allocate(pool, "the KV pool")),
+                   .v = static_cast<bf16*>(ops_->allocate(pool, "the KV pool"))});
+  }
+
+  const WorkspaceSizes sizes = workspace_sizes(config_, limits.token_budget);
+  const auto allocate = [&](uint64_t bytes) { return ops_->allocate(bytes, "the workspace"); };
+  x_ = static_cast<float*>(allocate(sizes.x));
+  normed_ = static_cast<bf16*>(allocate(sizes.normed));
+  qkv_ = static_cast<float*>(allocate(sizes.qkv));
+  q_ = static_cast<bf16*>(allocate(sizes.q));
+  attention_ = static_cast<bf16*>(allocate(sizes.attention));
+  activation_ = static_cast<bf16*>(allocate(sizes.activation));
+  logits_ = static_cast<float*>(allocate(sizes.logits));
+}
+
+}  // namespace qwen3

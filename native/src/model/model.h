@@ -1,0 +1,74 @@
+// The model on a device: weights, KV pool, workspace, and the forward pass over Ops.
+//
+// It knows token rows, positions and block tables; it knows no requests and no scheduling. Only the engine's worker
+// thread calls it once it has been made. A step is forward(), then sample() or logits() on any rows of that step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/config.h"
+#include "model/weights.h"
+#include "ops/ops.h"
+
+namespace qwen3 {
+
+struct ModelLimits {
+  int token_budget;  // most token rows of a step
+  int64_t n_blocks;  // KV blocks
+};
+
+// A row of the last forward() and what to do with its logits.
+struct LogitRow {
+  int32_t token_row;
+  SampleRow sample;
+};
+
+class Model {
+ public:
+  Model(const ModelConfig& config, std::unique_ptr<Ops> ops, std::unique_ptr<Weights> weights,
+        const ModelLimits& limits);
+
+  static uint64_t kv_block_bytes(const ModelConfig& config);
+  // Activations, logits and tables for `token_budget` rows.
+  static uint64_t workspace_bytes(const ModelConfig& config, int token_budget);
+
+  const ModelConfig& config() const { return config_; }
+  const Weights& weights() const { return *weights_; }
+  Ops& ops() { return *ops_; }
+
+  // Runs all layers over the batch's tokens and writes their keys and values to the KV pool.
+  void forward(const BatchArrays& batch);
+  // Samples or scores rows of the last forward(), any number of them. results: [rows.size()].
+  void sample(std::span<const LogitRow> rows, int n_token_ids, std::span<SampleResult> results);
+  // Raw logits of rows of the last forward(). out: [token_rows.size(), vocab] in host memory.
+  void logits(std::span<const int32_t> token_rows, std::span<float> out);
+  // Repeats forward() and returns the first layer whose output is not finite; -1 for the embedding, n_layers if all
+  // are.
+  int find_nonfinite_layer(const BatchArrays& batch);
+
+ private:
+  void run_layer(const LayerWeights& weights, const KvLayer& kv, const BatchView& batch);
+  void compute_logits(std::span<const int32_t> token_rows);
+
+  const ModelConfig config_;
+  // Destroyed in reverse order: on the CPU, ops refer to the weights' mapping, so the weights go last.
+  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<Ops> ops_;
+  std::vector<KvLayer> kv_;     // [n_layers]
+  const float* rope_inv_freq_;  // [head_dim / 2]
+  float rope_scale_;
+  // Workspace, device memory.
+  float* x_;          // [token_budget, hidden] residual stream
+  bf16* normed_;      // [max(token_budget, kMaxLogitRows), hidden]
+  float* qkv_;        // [token_budget, (n_heads + 2 n_kv_heads) * head_dim]
+  bf16* q_;           // [token_budget, n_heads * head_dim]
+  bf16* attention_;   // [token_budget, n_heads * head_dim]
+  bf16* activation_;  // [token_budget, intermediate]
+  float* logits_;     // [kMaxLogitRows, vocab]
+};
+
+}  // namespace qwen3

@@ -1,0 +1,99 @@
+// Decides who computes what in each step: continuous batching with chunked prefill over a paged KV pool.
+//
+// It owns the queue of waiting sequences, the set of running ones, and their blocks; it knows no model, no device and
+// no clock. Rules:
+// - A step computes at most token_budget tokens. Running decodes come first (one token each), then running prefills,
+//   then waiting sequences are admitted; each in order of priority, then arrival. What is left of a prompt waits for
+//   the next step, so a long prompt delays running decodes by one chunk at most.
+// - At most min(max_slots, token_budget) sequences run, so every running decode is in every step.
+// - A sequence is admitted when its prompt's blocks are there (full blocks found in the prefix cache are shared); its
+//   output takes blocks one by one. If none is left, the running sequence that would run last loses its blocks and
+//   waits again (preemption by recompute), at its old place in the order.
+// - Nothing overtakes the head of the queue, except that a sample steps aside while a sibling computes their prompt.
+// The engine's mutex guards it.
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "kv/block_pool.h"
+#include "kv/prefix_cache.h"
+#include "sched/sequence.h"
+
+namespace qwen3 {
+
+struct SchedulerLimits {
+  int max_slots;
+  int token_budget;
+  int block_size;
+};
+
+// Tokens [begin, begin + n_tokens) of one sequence, to be computed in this step.
+struct Chunk {
+  Sequence* sequence;
+  int64_t begin;
+  int n_tokens;
+  bool samples;  // the chunk reaches the last known token: the step yields the next one
+};
+
+struct StepPlan {
+  std::vector<Chunk> chunks;
+  int n_tokens = 0;
+  std::vector<Sequence*> admitted;
+  std::vector<Sequence*> preempted;
+};
+
+class Scheduler {
+ public:
+  // prefix_cache: nullptr when switched off. Pool and cache must outlive the scheduler.
+  Scheduler(const SchedulerLimits& limits, BlockPool& pool, PrefixCache* prefix_cache);
+
+  // Queues a new sequence. It must stay alive until it has been removed.
+  void add(Sequence* sequence);
+  // Takes a sequence out, whatever its state, and frees its blocks. Once removed it may be destroyed.
+  void remove(Sequence* sequence);
+
+  bool has_work() const { return !waiting_.empty() || !running_.empty(); }
+  int n_waiting() const { return static_cast<int>(waiting_.size()); }
+  int n_running() const { return static_cast<int>(running_.size()); }
+  int max_running() const { return max_running_; }
+
+  // The next step. Valid until the next call; no chunk if nothing can run now.
+  const StepPlan& plan();
+  // To be called for each chunk of the plan, once computed, unless its sequence was removed meanwhile. Afterwards the
+  // engine appends the sampled token, or calls postpone().
+  void commit(const Chunk& chunk);
+  // The chunk's token could not be sampled: its last position is computed again in the next step.
+  void postpone(const Chunk& chunk);
+
+  // Throws Error(kInternal) if blocks and sequences disagree. n_held: blocks that others took from the pool.
+  void check(int n_held) const;
+
+ private:
+  struct RunsBefore {
+    bool operator()(const Sequence* a, const Sequence* b) const { return runs_before(a, b); }
+  };
+
+  void plan_decodes();
+  void plan_prefills();
+  void admit_waiting();
+  bool admit(Sequence* sequence);
+  void take_shared_blocks(Sequence* sequence);
+  const Sequence* sibling_with_prompt(const Sequence* sequence) const;
+  bool sibling_computes_prompt(const Sequence* sequence) const;
+  bool grow(Sequence* sequence);
+  void preempt(Sequence* sequence);
+  void release_blocks(Sequence* sequence);
+  void add_chunk(Sequence* sequence);
+  int64_t blocks_for(int64_t n_tokens) const { return (n_tokens + limits_.block_size - 1) / limits_.block_size; }
+
+  const SchedulerLimits limits_;
+  const int max_running_;
+  BlockPool& pool_;
+  PrefixCache* const prefix_cache_;
+  std::set<Sequence*, RunsBefore> waiting_;
+  std::set<Sequence*, RunsBefore> running_;
+  StepPlan plan_;
+};
+
+}  // namespace qwen3
