@@ -4,7 +4,8 @@ Owns: which part of a text may be shown while a stop string may still be under w
 The match that ends first wins; of those that end together, the longest (so the earliest start). That is what a reader
 of single characters sees, hence the result does not depend on how the text is cut into pushes.
 Held back is only the longest end of the text that is a true beginning of a stop string.
-Each stop string is followed by a Knuth-Morris-Pratt automaton: linear in the text, whatever text and stop string are.
+Each stop string is followed by a Knuth-Morris-Pratt automaton: linear in the text, whatever text and stop string are
+(a push also copies what is held back, which is shorter than the longest stop string).
 Invariants: the concatenated output is a prefix of the input; after a match nothing comes out any more.
 Threads: one stream, one thread at a time.
 """
