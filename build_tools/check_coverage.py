@@ -84,12 +84,11 @@ def main(arguments: list[str]) -> int:
     python, python_branches = python_lines(options.reports.resolve())
     cpp, cpp_branches = cpp_lines(options.build.resolve(), options.reports.resolve())
     missing = missing_instruction_sets(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    print(
-        f"coverage: qwen3app {python:.1f}% of lines, {python_branches:.1f}% of branches (at least {PYTHON_LINES:.0f}% of lines)"
-    )
-    print(
-        f"coverage: host C++ {cpp:.1f}% of lines, {cpp_branches:.1f}% of branches (at least {CPP_LINES:.0f}% of lines)"
-    )
+    for what, lines, branches, least in (
+        ("qwen3app", python, python_branches, PYTHON_LINES),
+        ("host C++", cpp, cpp_branches, CPP_LINES),
+    ):
+        print(f"coverage: {what} {lines:.1f}% of lines (at least {least:.0f}%), {branches:.1f}% of branches")
     print(
         "coverage: kernels (native/src/backend/cpu, compiled once per instruction set) are not counted; "
         f"sets that this machine lacks, whose kernels ran in no test: {', '.join(missing) or 'none'}"

@@ -1,6 +1,6 @@
-"""Checks the built library's face: exported symbols, needed libraries, and no trace of a missing version script.
+"""Checks the face of the built library: exported symbols and needed libraries.
 
-Owns: "the .so exports exactly what qwen3.h declares and links nothing beyond libc's own parts". Reads the header as text
+Owns: "the .so exports exactly what qwen3.h declares and links nothing but parts of libc". Reads the header as text
 and the library through binutils' nm and readelf, which come with g++. Prints one sentence per breach and exits 1.
 Usage: python build_tools/check_exports.py LIBRARY [HEADER]
 """

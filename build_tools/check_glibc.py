@@ -1,6 +1,6 @@
-"""Computes the oldest glibc (and libstdc++) that a set of ELF files runs on, from the versions of the symbols they need.
+"""Computes the oldest glibc that a set of ELF files runs on, from the versions of the symbols they need.
 
-Owns: the number in README.md, `dist/GLIBC` and the check that it has not crept up. Reads files through readelf only; a
+Owns: the number in README.md and in the packed file, and the check that it has not crept up. Uses readelf only; a
 folder is walked, files that are not ELF are passed over.
 Usage: python build_tools/check_glibc.py [--most VERSION] [--explain] PATH...   prints e.g. "2.34"
 """
