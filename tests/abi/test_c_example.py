@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, compile_c
+from abi_support import ROOT, compile_c
 
 EXAMPLE = ROOT / "native" / "examples" / "c" / "stream.c"
 

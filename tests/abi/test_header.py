@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import C_FLAGS, HEADER, ROOT, compile_c
+from abi_support import C_FLAGS, HEADER, ROOT, compile_c
 
 sys.path.insert(0, str(ROOT / "build_tools"))
 import check_exports
