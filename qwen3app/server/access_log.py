@@ -1,0 +1,181 @@
+"""The outermost layer: request ids, one JSON line per request on stderr, and the HTTP figures for /metrics.
+
+Owns the `Record` that a handler may fill (scope["qwen3.record"]). Refuses to know what the routes do. It wraps Litestar
+and the gate, so replies that never reach a route are logged too. HEAD is answered here as GET; the protocol drops the
+body.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+import uuid
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from qwen3app.runtime.observations import REQUEST_BOUNDS, Histogram
+from qwen3app.server.openai_errors import describe, internal_error
+
+if TYPE_CHECKING:
+    from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+    from qwen3app.runtime import Generation
+
+RECORD_KEY = "qwen3.record"
+_MAX_REQUEST_ID = 128
+_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
+# Routes as /metrics labels: an unknown path is "other", so that a scanner cannot fill the memory with labels.
+_OTHER = "other"
+
+
+class Log:
+    """JSON lines on stderr. Any thread; one write per line."""
+
+    def __init__(self, level: str = "info") -> None:
+        self._least = _LEVELS[level]
+
+    def write(self, event: str, level: str = "info", **fields: Any) -> None:
+        if _LEVELS[level] < self._least:
+            return
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = {"time": stamp, "level": level, "event": event, **fields}
+        try:
+            sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            return  # nobody reads stderr any more: serving goes on
+
+
+class Record:
+    """What is known of one HTTP request; handlers set `generation` and `client_gone`."""
+
+    __slots__ = ("client_gone", "generation", "request_id", "started", "status")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.started = time.perf_counter()
+        self.status = 0
+        self.generation: Generation | None = None
+        self.client_gone = False
+
+
+class HttpObservations:
+    """Counts for http_requests_total and http_request_duration_seconds."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, str]] = Counter()  # handler, method, status
+        self.durations: dict[str, Histogram] = {}
+        self.n_open = 0
+
+    def observe(self, handler: str, method: str, status: int, seconds: float) -> None:
+        self.requests[handler, method, str(status)] += 1
+        durations = self.durations.get(handler)
+        if durations is None:
+            durations = self.durations[handler] = Histogram((0.005, 0.01, 0.05, 0.1, *REQUEST_BOUNDS))
+        durations.observe(seconds)
+
+
+def record_of(scope: Any) -> Record:
+    """The record of the request that `scope` belongs to."""
+    record: Record = scope[RECORD_KEY]
+    return record
+
+
+class AccessLog:
+    """ASGI middleware; see the file's head."""
+
+    def __init__(self, app: ASGIApp, log: Log, observations: HttpObservations) -> None:
+        self._app = app
+        self._log = log
+        self._observations = observations
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        method = str(scope["method"])
+        record = Record(_request_id(scope))
+        scope[RECORD_KEY] = record
+        if method == "HEAD":
+            scope = {**scope, "method": "GET"}
+        stamp = (b"x-request-id", record.request_id.encode())
+
+        async def stamped_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message["headers"], stamp]
+            await send(message)
+
+        self._observations.n_open += 1
+        try:
+            await self._app(scope, receive, stamped_send)
+        except Exception as error:
+            self._log.write(
+                "error", "error", request_id=record.request_id, error=repr(error), traceback=traceback.format_exc()
+            )
+            if record.status == 0:
+                await send_error(error, stamped_send)
+        finally:
+            self._observations.n_open -= 1
+            self._finish(scope, method, record)
+
+    def _finish(self, scope: Scope, method: str, record: Record) -> None:
+        seconds = time.perf_counter() - record.started
+        status = 499 if record.client_gone else record.status
+        handler = str(scope.get("path_template") or _OTHER)
+        self._observations.observe(handler, method, status, seconds)
+        client = scope.get("client")
+        fields: dict[str, Any] = {
+            "request_id": record.request_id,
+            "client": client[0] if client else None,
+            "method": method,
+            "route": str(scope["path"])[:200],
+            "status": status,
+            "seconds": round(seconds, 4),
+        }
+        generation = record.generation
+        if generation is not None:
+            usage, timings = generation.usage, generation.timings
+            fields.update(
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                queue_seconds=_rounded(timings.queue),
+                ttft_seconds=_rounded(timings.time_to_first_token),
+                tokens_per_second=round((usage.completion_tokens - generation.n_choices) / timings.decode, 2)
+                if timings.decode and usage.completion_tokens > generation.n_choices
+                else None,
+                finish_reason=",".join(sorted({reason or "abort" for reason in generation.finish_reasons})),
+            )
+        quiet = generation is None and status < 400
+        self._log.write("request", "debug" if quiet and _is_probe(scope) else "info", **fields)
+
+
+async def send_error(error: BaseException, send: Send) -> None:
+    """Answers with the error's reply."""
+    reply = describe(error) or internal_error()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(reply.body)).encode())]
+    headers += [(name.lower().encode(), value.encode()) for name, value in reply.headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": False})
+
+
+def _is_probe(scope: Scope) -> bool:
+    """Health checks and scrapes come every few seconds: their lines are shown from --log-level debug on."""
+    return scope["path"] in ("/health", "/healthz", "/metrics")
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = value.decode("latin-1")
+            if 0 < len(text) <= _MAX_REQUEST_ID and text.isascii() and text.isprintable():
+                return text
+    return uuid.uuid4().hex
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

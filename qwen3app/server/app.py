@@ -1,0 +1,64 @@
+"""Puts the server together: routes -> Litestar -> Gate -> AccessLog. The result is one ASGI app."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from litestar import Litestar, Request
+from litestar.datastructures import State
+from litestar.types import ASGIApp
+
+from qwen3app.server.access_log import AccessLog, Log, record_of
+from qwen3app.server.chat_completions import create_chat_completion
+from qwen3app.server.completions import create_completion
+from qwen3app.server.gate import Gate
+from qwen3app.server.health import health
+from qwen3app.server.metrics import metrics
+from qwen3app.server.models import get_model, index, list_models, version
+from qwen3app.server.openai_errors import describe, internal_error
+from qwen3app.server.tokenize import detokenize, tokenize
+
+if TYPE_CHECKING:
+    from qwen3app.server.state import ServerState
+
+_ROUTES = [
+    create_chat_completion,
+    create_completion,
+    list_models,
+    get_model,
+    health,
+    metrics,
+    tokenize,
+    detokenize,
+    index,
+    version,
+]
+
+
+def make_app(state: ServerState, log: Log) -> ASGIApp:
+    """The whole server as an ASGI app. `state` may be without a model yet."""
+    from litestar import Response
+
+    def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        reply = describe(error)
+        if reply is None:
+            log.write(
+                "error",
+                "error",
+                request_id=record_of(request.scope).request_id,
+                error=repr(error),
+                traceback="".join(traceback.format_exception(error)),
+            )
+            reply = internal_error()
+        return Response(reply.body, status_code=reply.status, headers=reply.headers, media_type="application/json")
+
+    litestar = Litestar(
+        route_handlers=_ROUTES,
+        state=State({"server": state}),
+        exception_handlers={Exception: on_error},
+        request_max_body_size=int(state.settings.max_body_mb * 1_000_000),
+        openapi_config=None,
+        logging_config=None,
+    )
+    return AccessLog(Gate(litestar, state), log, state.http)

@@ -1,0 +1,237 @@
+"""POST /v1/chat/completions.
+
+Owns: the shape of chat replies and chunks. The handler only strings the parts together: body -> checks -> template ->
+runtime -> reply. Reasoning is written as `reasoning_content` and as `reasoning`, since clients look for either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from litestar import Request, post
+
+from qwen3app.errors import RequestError
+from qwen3app.runtime import ChoiceDelta, Generation
+from qwen3app.runtime.params import GenerationParams
+from qwen3app.server.access_log import record_of
+from qwen3app.server.openai_errors import ApiError
+from qwen3app.server.replies import (
+    chat_logprobs,
+    continuous_usage,
+    new_id,
+    prompt_logprobs_object,
+    to_json,
+    usage_object,
+)
+from qwen3app.server.requests import (
+    ChatBody,
+    read_body,
+    refuse_unsupported,
+    sampling_params,
+    thinking_kwargs,
+)
+from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all
+
+if TYPE_CHECKING:
+    from qwen3app.server.state import ServerState
+    from qwen3app.text.tokenizer import Tokenizer
+
+# Rendering and tokenizing a prompt of this many characters takes about 1 ms; longer ones must not hold the event loop.
+INLINE_CHARACTERS = 16_000
+
+
+@post("/v1/chat/completions", status_code=200)
+async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
+    """Answers a conversation."""
+    state: ServerState = request.app.state.server
+    record = record_of(request.scope)
+    body = await read_body(request, ChatBody)
+    model, runtime = state.ready()
+    state.check_model(body.model)
+    refuse_unsupported(body)
+    params = chat_params(body)
+    kwargs = thinking_kwargs(
+        body.chat_template_kwargs, body.enable_thinking, body.reasoning_effort, state.settings.thinking
+    )
+
+    def render() -> Any:
+        return model.template.render(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=kwargs,
+        )
+
+    long = len(await request.body()) > INLINE_CHARACTERS
+    prompt = await asyncio.to_thread(render) if long else render()
+    generation = runtime.generate(prompt.ids, params, thinking=prompt.thinking, split_reasoning=True, param="messages")
+    record.generation = generation
+    if body.stream:
+        return EventStream(
+            generation, ChatChunks(state.model_name, body, generation, model.tokenizer), state.heartbeat, record
+        )
+    reply = ChatReply(generation, model.tokenizer)
+    await read_all(generation, request.receive, record, reply.take)
+    return JsonReply(to_json(reply.finish(state.model_name, body)))
+
+
+def chat_params(body: ChatBody) -> GenerationParams:
+    """The body's sampling fields. max_completion_tokens wins over max_tokens."""
+    max_tokens = body.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = body.max_tokens
+        name = "max_tokens"
+    else:
+        name = "max_completion_tokens"
+    if max_tokens is not None and max_tokens < 1:
+        raise RequestError(f"{name} must be at least 1, got {max_tokens}.", name)
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs true.", "top_logprobs")
+    top = body.prompt_logprobs or 0
+    return sampling_params(
+        body,
+        max_tokens=max_tokens,
+        logprobs=bool(body.logprobs),
+        top_logprobs=max(body.top_logprobs or 0, top),
+        prompt_logprobs=body.prompt_logprobs is not None,
+    )
+
+
+class ChatChunks:
+    """Deltas as chat.completion.chunk events. Everything but the delta is made once per request."""
+
+    def __init__(self, model_name: str, body: ChatBody, generation: Generation, tokenizer: Tokenizer) -> None:
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._logprobs = bool(body.logprobs)
+        self._n_top = body.top_logprobs or 0
+        self._token_ids = bool(body.return_token_ids)
+        options = body.stream_options
+        self._usage = bool(options and options.include_usage)
+        self._running_usage = bool(options and options.continuous_usage_stats)
+        head = to_json(
+            {
+                "id": new_id("chatcmpl"),
+                "object": "chat.completion.chunk",
+                "created": int(time.time()),
+                "model": model_name,
+            }
+        )
+        self._head = b"data: " + head[:-1]
+        self._prefixes = [self._head + b',"choices":[{"index":%d,"delta":{' % i for i in range(generation.n_choices)]
+        self._begun = [False] * generation.n_choices
+        self._plain = not (self._logprobs or self._token_ids or self._running_usage)
+
+    def encode(self, deltas: list[ChoiceDelta]) -> bytes:
+        return b"".join([self._encode(delta) for delta in deltas])
+
+    def _encode(self, delta: ChoiceDelta) -> bytes:
+        choice, content, reasoning, _, finish_reason, _ = delta
+        if finish_reason == "error":
+            finish_reason = None  # the error event that follows says it
+        if self._plain and finish_reason is None and self._begun[choice] and not reasoning:
+            if not content:
+                return b""
+            return b'%s"content":%s},"logprobs":null,"finish_reason":null}]}\n\n' % (
+                self._prefixes[choice],
+                to_json(content),
+            )
+        return self._encode_any(delta, finish_reason)
+
+    def _encode_any(self, delta: ChoiceDelta, finish_reason: str | None) -> bytes:
+        """The general case: first and last chunks, reasoning, logprobs."""
+        choice, content, reasoning = delta.choice, delta.content, delta.reasoning
+        if reasoning and content:  # two events: clients read a delta as one or the other
+            first = self._encode_any(delta._replace(content="", finish_reason=None), None)
+            return first + self._encode_any(delta._replace(reasoning="", tokens=None), finish_reason)
+        fields = []
+        if not self._begun[choice]:
+            self._begun[choice] = True
+            fields.append(b'"role":"assistant"')
+        if reasoning:
+            text = to_json(reasoning)
+            fields.append(b'"reasoning_content":%s,"reasoning":%s' % (text, text))
+        if content or not fields:
+            fields.append(b'"content":%s' % to_json(content))
+        tail = [b'},"logprobs":']
+        if self._logprobs and delta.tokens:
+            tokens = [info._replace(top=info.top[: self._n_top]) for info in delta.tokens]
+            tail.append(to_json({"content": chat_logprobs(self._tokenizer, tokens), "refusal": None}))
+        else:
+            tail.append(b"null")
+        tail.append(b',"finish_reason":%s' % to_json(finish_reason))
+        if finish_reason is not None:
+            tail.append(b',"stop_reason":%s' % to_json(delta.matched_stop))
+        if self._token_ids:
+            tail.append(b',"token_ids":%s' % to_json([info.id for info in delta.tokens or ()]))
+        tail.append(b"}]")
+        if self._running_usage:
+            n_tokens = self._generation.tokens_by_choice[choice]
+            tail.append(b',"usage":%s' % to_json(continuous_usage(self._generation, n_tokens)))
+        return self._prefixes[choice] + b",".join(fields) + b"".join(tail) + b"}\n\n"
+
+    def end(self) -> bytes:
+        if not self._usage:
+            return b""
+        return self._head + b',"choices":[],"usage":%s}\n\n' % to_json(usage_object(self._generation.usage))
+
+
+class ChatReply:
+    """Deltas gathered into one chat.completion."""
+
+    def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._deltas: list[list[ChoiceDelta]] = [[] for _ in range(generation.n_choices)]
+
+    def take(self, deltas: list[ChoiceDelta]) -> None:
+        for delta in deltas:
+            self._deltas[delta.choice].append(delta)
+
+    def finish(self, model_name: str, body: ChatBody) -> dict[str, Any]:
+        """The reply. Raises ApiError where there is none to give."""
+        generation = self._generation
+        reply: dict[str, Any] = {
+            "id": new_id("chatcmpl"),
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": model_name,
+            "choices": [self._choice(i, deltas, body) for i, deltas in enumerate(self._deltas)],
+            "usage": usage_object(generation.usage),
+            "system_fingerprint": None,
+        }
+        if body.prompt_logprobs is not None:
+            reply["prompt_logprobs"] = prompt_logprobs_object(self._tokenizer, generation.prompt_logprobs or [])
+        if body.return_token_ids:
+            reply["prompt_token_ids"] = list(generation.prompts[0])
+        return reply
+
+    def _choice(self, index: int, deltas: list[ChoiceDelta], body: ChatBody) -> dict[str, Any]:
+        content = "".join([delta.content for delta in deltas])
+        reasoning = "".join([delta.reasoning for delta in deltas]) or None
+        if not deltas or deltas[-1].finish_reason is None:
+            raise ApiError(500, "The answer ended without a reason.", code="generation_failed")
+        message = {
+            "role": "assistant",
+            "content": content if content or reasoning is None else None,
+            "refusal": None,
+            "reasoning_content": reasoning,
+            "reasoning": reasoning,
+        }
+        tokens = [info for delta in deltas for info in delta.tokens or ()]
+        logprobs = None
+        if body.logprobs:
+            shown = [info._replace(top=info.top[: body.top_logprobs or 0]) for info in tokens]
+            logprobs = {"content": chat_logprobs(self._tokenizer, shown), "refusal": None}
+        choice = {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": deltas[-1].finish_reason,
+            "stop_reason": deltas[-1].matched_stop,
+        }
+        if body.return_token_ids:
+            choice["token_ids"] = [info.id for info in tokens]
+        return choice

@@ -1,0 +1,329 @@
+"""`run_server`: the life of a server process: socket, loading, serving, draining, end.
+
+Order: resolve the model, bind the port (both fail with one sentence before anything slow happens), begin to load in a
+thread, listen (503 with progress), serve, and on SIGTERM or SIGINT drain: new work is refused with 503 while running
+answers finish, for at most `drain_seconds`; a second signal ends at once. An engine that fails makes /health say so
+for a few seconds and then ends the process with code 1, so that a supervisor can start it anew.
+
+Threads: the event loop's, one that loads, the runtime's poll thread, the engine's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from qwen3app.errors import AppError, UsageError
+from qwen3app.settings import LOG_LEVELS, ServeSettings, resolve_model_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from qwen3app.runtime import LoadedModel
+    from qwen3app.server.access_log import Log
+    from qwen3app.server.state import ServerState
+
+# How long a server whose engine has failed goes on saying so before it ends: two rounds of a 5 s health check.
+FAILED_SECONDS = 10.0
+# After the answers have ended, how long slow readers get for the last bytes.
+_FLUSH_SECONDS = 3
+_BACKLOG = 2048
+
+
+def run_server(settings: ServeSettings) -> int:
+    """Serves until a signal ends it. Returns the exit code; raises AppError where it cannot even begin."""
+    directory = resolve_model_dir(settings.engine.model)
+    listener = bind(settings.host, settings.port)
+    loader = Loader(directory, settings)  # before the heavy imports below: it loads while they do
+    try:
+        from qwen3app.server.access_log import Log
+
+        log = Log(settings.log_level)
+        _route_logging(log)
+        return _loop_runner(Life(settings, directory, listener, loader, log))
+    finally:
+        loader.abandon()
+        listener.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, or one sentence."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise UsageError(
+            f"The host {host!r} of --addr cannot be resolved ({error}); use an address of this machine."
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise UsageError(_bind_sentence(host, port, error)) from None
+    return listener
+
+
+def _bind_sentence(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} on {host} is in use; stop the program that has it, or choose another with --port."
+    if error.errno == errno.EACCES:
+        return f"Port {port} may not be opened by this user; choose one above 1023 with --port."
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine; use 127.0.0.1, 0.0.0.0 or one of its own with --addr."
+    return f"{host}:{port} cannot be listened on: {error.strerror}."
+
+
+class Loader:
+    """Loads the model in a thread of its own, and can be told to stop."""
+
+    def __init__(self, directory: Path, settings: ServeSettings) -> None:
+        self.progress: tuple[str, int, int] = ("start", 0, 0)
+        self.log: Log | None = None
+        self._directory = directory
+        self._settings = settings
+        self._model: LoadedModel | None = None
+        self._error: BaseException | None = None
+        self._abandoned = False
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._load, name="load-model", daemon=True)
+        self._thread.start()
+
+    def _load(self) -> None:
+        try:
+            from qwen3app.runtime.loaded_model import LoadedModel
+
+            self._model = LoadedModel.load(
+                self._directory,
+                self._settings.engine.options(),
+                self._note,
+                name=self._settings.served_model_name,
+                on_log=self._on_log,
+            )
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+
+    def _note(self, phase: str, done: int, total: int) -> bool:
+        self.progress = (phase, done, total)
+        return not self._abandoned
+
+    def _on_log(self, level: int, line: str) -> None:
+        if self.log is not None:
+            self.log.write("engine", LOG_LEVELS[min(max(level, 0), 3)], message=line)
+
+    async def wait(self) -> LoadedModel:
+        """The model, or the error that loading met."""
+        while not self._done.is_set():  # a thread pool would be joined at exit, so it is polled: 100 looks a second
+            await asyncio.sleep(0.01)
+        if self._error is not None:
+            raise self._error
+        assert self._model is not None
+        return self._model
+
+    def abandon(self) -> None:
+        """Stops loading, or closes what was loaded. May be called twice."""
+        self._abandoned = True
+        self._thread.join()
+        model, self._model = self._model, None
+        if model is not None:
+            model.close()
+
+
+def _loop_runner(life: Life) -> int:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(life.run())
+
+
+class Life:
+    """One server from listening to its end. On the event loop's thread."""
+
+    def __init__(
+        self, settings: ServeSettings, directory: Path, listener: socket.socket, loader: Loader, log: Log
+    ) -> None:
+        from qwen3app.server.access_log import HttpObservations
+        from qwen3app.server.sse import Heartbeat
+        from qwen3app.server.state import ServerState
+
+        self._settings = settings
+        self._listener = listener
+        self._loader = loader
+        self._log = log
+        name = settings.served_model_name or directory.resolve().name
+        self.state: ServerState = ServerState(settings, name, HttpObservations(), Heartbeat())
+        self._error: BaseException | None = None
+        self._signal: int | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._began = time.perf_counter()
+        self._server: Any = None
+
+    async def run(self) -> int:
+        """Serves to the end. Raises what loading raised."""
+        import uvicorn
+
+        from qwen3app.server.app import make_app
+
+        self._loader.log = self._log
+        config = uvicorn.Config(
+            make_app(self.state, self._log),
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=_FLUSH_SECONDS,
+        )
+        host, port = self._listener.getsockname()[:2]
+        self._server = _make_server(config)
+        self._log.write("listening", address=f"{host}:{port}", message=f"http://{_url_host(host)}:{port}")
+        loading = self._task(self._load())
+        watching = self._task(self._watch_progress())
+        with self._signals():
+            await self._server.serve(sockets=[self._listener])
+        for task in (loading, watching, *self._tasks):
+            task.cancel()
+        await asyncio.gather(loading, watching, *self._tasks, return_exceptions=True)
+        if self.state.serving is not None:
+            await self.state.serving.runtime.stop(0.0)
+        await asyncio.to_thread(self._loader.abandon)
+        self._log.write("stopped", seconds=round(time.perf_counter() - self._began, 2))
+        if self._error is not None:
+            raise self._error
+        if self._signal is not None:
+            return 128 + self._signal
+        return 1 if self.state.failure is not None else 0
+
+    def _task(self, coroutine: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _load(self) -> None:
+        from qwen3app.runtime import Runtime
+        from qwen3app.server.ledger import ledger
+        from qwen3app.server.state import Serving
+
+        try:
+            model = await self._loader.wait()
+        except (AppError, Exception) as error:
+            self._error = error
+            self.state.failure = str(error)
+            self._server.should_exit = True
+            return
+        runtime = Runtime(model, self._on_engine_failure)
+        await runtime.start()
+        self._log.write("ledger", **ledger(model))
+        if model.template.notice:
+            self._log.write("template", "warning", message=model.template.notice)
+        self.state.serving = Serving(model, runtime)
+        if self.state.draining:
+            runtime.drain()
+        seconds = time.perf_counter() - self._began
+        self._log.write("ready", model=self.state.model_name, seconds=round(seconds, 3))
+
+    async def _watch_progress(self) -> None:
+        from qwen3app.server.state import Progress
+
+        while self.state.serving is None:
+            self.state.progress = Progress(*self._loader.progress)
+            await asyncio.sleep(0.05)
+
+    # ------------------------------------------------------------------------------------------------------------- ends
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: int) -> None:
+        if self.state.draining:
+            self._signal = int(number)
+            self._log.write("signal", "warning", message="A second signal: ending at once.")
+            if self.state.serving is not None:
+                self.state.serving.runtime.cancel_all()
+            self._server.force_exit = True
+            self._server.should_exit = True
+            return
+        self.state.draining = True
+        serving = self.state.serving
+        n_active = serving.runtime.n_active if serving is not None else 0
+        self._log.write("draining", n_requests=n_active, seconds=self._settings.drain_seconds)
+        self._task(self._drain())
+
+    async def _drain(self) -> None:
+        serving = self.state.serving
+        if serving is not None:
+            serving.runtime.drain()
+            deadline = time.monotonic() + self._settings.drain_seconds
+            while serving.runtime.n_active and time.monotonic() < deadline:
+                await asyncio.sleep(0.02)
+            if serving.runtime.n_active:
+                self._log.write("draining", "warning", message=f"{serving.runtime.n_active} requests are cut off.")
+                serving.runtime.cancel_all()
+                await asyncio.sleep(0.1)
+        self._server.should_exit = True
+
+    def _on_engine_failure(self, sentence: str) -> None:
+        self.state.failure = sentence
+        self._log.write("engine_failed", "error", message=sentence)
+        self._task(self._end_after_failure())
+
+    async def _end_after_failure(self) -> None:
+        await asyncio.sleep(FAILED_SECONDS)
+        self._server.should_exit = True
+
+
+def _make_server(config: Any) -> Any:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """uvicorn without its signal handlers: signals are Life's."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield
+
+    return Server(config)
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _route_logging(log: Log) -> None:
+    """What libraries say through `logging` becomes JSON lines too."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            level = record.levelname.lower()
+            log.write("log", level if level in LOG_LEVELS else "error", logger=record.name, message=record.getMessage())
+
+    root = logging.getLogger()
+    root.handlers[:] = [Handler()]
+    root.setLevel(logging.WARNING)

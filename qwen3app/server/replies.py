@@ -1,0 +1,122 @@
+"""Pieces of OpenAI's reply objects: ids, usage, log-probabilities. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from qwen3app.runtime import Generation, TokenInfo, Usage
+from qwen3app.text.detokenizer import Detokenizer
+from qwen3app.text.tokenizer import Tokenizer
+
+to_json = msgspec.json.Encoder().encode
+
+# JSON has no infinity; OpenAI writes this for a token that could not come.
+_LOWEST_LOGPROB = -9999.0
+
+
+def new_id(prefix: str) -> str:
+    """Unique, whatever request ids clients send."""
+    return f"{prefix}-{secrets.token_hex(14)}"
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def number(logprob: float) -> float | None:
+    """A log-probability as JSON: null where there is none."""
+    if math.isnan(logprob):
+        return None
+    return max(logprob, _LOWEST_LOGPROB)
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenInfo]) -> list[dict[str, Any]]:
+    """Entries of choices[].logprobs.content. `bytes` are the token's true bytes, also of half a character."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": tokenizer.token_text(token),
+            "logprob": number(logprob),
+            "bytes": list(tokenizer.token_bytes(token)),
+        }
+
+    return [
+        {**entry(info.id, info.logprob), "top_logprobs": [entry(token, logprob) for token, logprob in info.top]}
+        for info in tokens
+    ]
+
+
+class CompletionLogprobs:
+    """choices[].logprobs of /v1/completions for one choice, piece by piece: text offsets run on."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._text = Detokenizer(tokenizer, skip_special=False)
+        self._offset = 0
+
+    def take(self, tokens: Sequence[TokenInfo]) -> dict[str, list[Any]]:
+        """The object for these tokens."""
+        text = self._tokenizer.token_text
+        result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for info in tokens:
+            result["tokens"].append(text(info.id))
+            result["token_logprobs"].append(number(info.logprob))
+            result["top_logprobs"].append(self._top(info))
+            result["text_offset"].append(self._offset)
+            self._offset += len(self._text.push((info.id,)))
+        return result
+
+    def _top(self, info: TokenInfo) -> dict[str, float | None] | None:
+        """Text -> logprob, best first; the token itself is always among them. None for the first prompt token."""
+        if math.isnan(info.logprob):
+            return None
+        top: dict[str, float | None] = {}
+        for token, logprob in info.top:
+            top.setdefault(self._tokenizer.token_text(token), number(logprob))
+        top.setdefault(self._tokenizer.token_text(info.id), number(info.logprob))
+        return top
+
+
+def prompt_logprobs_object(tokenizer: Tokenizer, tokens: Sequence[TokenInfo]) -> list[dict[str, Any] | None]:
+    """vLLM's prompt_logprobs: per prompt token null (the first) or id -> {logprob, rank, decoded_token}.
+    rank is null for a token outside the alternatives."""
+    result: list[dict[str, Any] | None] = []
+    for info in tokens:
+        if math.isnan(info.logprob):
+            result.append(None)
+            continue
+        ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(info.top, 1)}
+        entries = {info.id: ranked.pop(info.id, (None, info.logprob)), **ranked}
+        result.append(
+            {
+                str(token): {
+                    "logprob": number(logprob),
+                    "rank": rank,
+                    "decoded_token": tokenizer.token_text(token),
+                }
+                for token, (rank, logprob) in entries.items()
+            }
+        )
+    return result
+
+
+def continuous_usage(generation: Generation, choice_tokens: int) -> dict[str, int]:
+    """usage of one chunk, with stream_options.continuous_usage_stats."""
+    prompt_tokens = sum(map(len, generation.prompts))
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": choice_tokens,
+        "total_tokens": prompt_tokens + choice_tokens,
+    }

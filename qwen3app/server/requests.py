@@ -1,0 +1,277 @@
+"""Request bodies: their fields, reading them, and turning the sampling fields into GenerationParams.
+
+Unknown fields are ignored, as clients send many. A field that asks for something this server cannot do is refused:
+silence would be worse. Ranges are checked by runtime/params.py, messages by the text layer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from qwen3app.errors import RequestError
+from qwen3app.runtime import GenerationParams
+from qwen3app.server.openai_errors import ApiError
+from qwen3app.text.errors import TextError, check_unicode
+
+if TYPE_CHECKING:
+    from litestar import Request
+
+BodyType = TypeVar("BodyType", bound=msgspec.Struct)
+
+# What curl sends with -d and no header; the body is JSON all the same.
+_FORM = "application/x-www-form-urlencoded"
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingBody(msgspec.Struct):
+    """Fields that chat and completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    # Asked-for features that are not there yet.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+class ChatBody(SamplingBody):
+    """POST /v1/chat/completions."""
+
+    messages: Any = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+
+
+class CompletionBody(SamplingBody):
+    """POST /v1/completions."""
+
+    prompt: Any = None
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+class TokenizeBody(msgspec.Struct):
+    """POST /tokenize: `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+    tools: list[Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    add_special_tokens: bool | None = None  # ignored: Qwen3's tokenizer adds none
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+async def read_body(request: Request[Any, Any, Any], kind: type[BodyType]) -> BodyType:
+    """The request's JSON body. Raises what openai_errors knows."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type not in ("", "application/json", "text/json", _FORM) and not content_type.endswith("+json"):
+        raise ApiError(
+            415, f"The content type {content_type[:100]!r} is not supported; send application/json.", param=None
+        )
+    data = await request.body()
+    return decode_body(data, kind)
+
+
+def decode_body(data: bytes, kind: type[BodyType]) -> BodyType:
+    """JSON to a body, with a clear place for text that is no Unicode."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        _find_surrogate(data)
+        if not data:
+            raise RequestError("The body is empty; send a JSON object.", code="invalid_json") from None
+        raise error
+    except (UnicodeDecodeError, RecursionError):
+        raise RequestError(
+            "The body is not valid JSON: it is nested too deeply or is no UTF-8.", code="invalid_json"
+        ) from None
+
+
+def _find_surrogate(data: bytes) -> None:
+    """msgspec stops at a lone surrogate with a vague sentence; name the field and the character instead."""
+    if b"\\ud" not in data.lower():
+        return
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    stack: list[tuple[str, Any]] = [("", value)]
+    while stack:
+        path, item = stack.pop()
+        if isinstance(item, str):
+            try:
+                check_unicode(item, path or "the body")
+            except TextError as error:
+                raise RequestError(f"{error}", path or None, "invalid_unicode") from None
+        elif isinstance(item, dict):
+            stack += [(f"{path}.{_ascii(key)}" if path else _ascii(key), each) for key, each in item.items()]
+            stack += [(f"a key of {path or 'the body'}", key) for key in item]
+        elif isinstance(item, list):
+            stack += [(f"{path}[{i}]", each) for i, each in enumerate(item)]
+
+
+def _ascii(key: str) -> str:
+    return key.encode("ascii", "backslashreplace").decode()
+
+
+def refuse_unsupported(body: SamplingBody) -> None:
+    """Raises the 400 for features that the server does not have."""
+    kind = (body.response_format or {}).get("type", "text")
+    if kind != "text":
+        raise RequestError(
+            f"response_format {kind!r} is not supported by this server yet; only 'text' is.",
+            "response_format",
+            "unsupported_parameter",
+        )
+    for name in ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name} is not supported by this server yet; remove it.", name, "unsupported_parameter")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError(
+            "best_of is not supported unless it equals n; remove it.", "best_of", "unsupported_parameter"
+        )
+    if isinstance(body, ChatBody):
+        _refuse_tools(body)
+    if isinstance(body, CompletionBody) and body.suffix:
+        raise RequestError(
+            "suffix is not supported; write the model's fill-in-the-middle tokens into the prompt.",
+            "suffix",
+            "unsupported_parameter",
+        )
+
+
+def _refuse_tools(body: ChatBody) -> None:
+    if body.functions or body.function_call not in (None, "none", "auto"):
+        name = "functions" if body.functions else "function_call"
+        raise RequestError(f"{name} is not supported by this server yet; remove it.", name, "unsupported_parameter")
+    if body.tool_choice in (None, "none", "auto") and not body.tools:
+        return
+    if body.tool_choice == "none":
+        return  # no call is wanted: the tools are left out of the prompt
+    name = "tools" if body.tools else "tool_choice"
+    raise RequestError(
+        f"{name}: tool calls are not supported by this server yet; remove it, or send tool_choice 'none'.",
+        name,
+        "unsupported_parameter",
+    )
+
+
+def sampling_params(
+    body: SamplingBody, *, max_tokens: int | None, logprobs: bool, top_logprobs: int, prompt_logprobs: bool = False
+) -> GenerationParams:
+    """The fields that both faces share, as the runtime wants them. Ranges are checked there."""
+    stop = body.stop
+    if body.cache_salt == "":
+        raise RequestError("cache_salt is empty; leave it out or give it at least one character.", "cache_salt")
+    if body.prompt_logprobs is not None and body.stream:
+        raise RequestError("prompt_logprobs cannot be streamed; send stream false.", "prompt_logprobs")
+    return GenerationParams(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        seed=body.seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        include_stop=bool(body.include_stop_str_in_output),
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens or 0,
+        n=1 if body.n is None else body.n,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
+        logit_bias=_logit_bias(body.logit_bias),
+        ignore_eos=bool(body.ignore_eos),
+        skip_special=body.skip_special_tokens is not False,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        return_tokens=bool(body.return_token_ids),
+    )
+
+
+def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
+    result = {}
+    for key, value in (bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) < 11):
+            raise RequestError(f"logit_bias has the key {key[:50]!r}; keys are token ids.", "logit_bias")
+        result[int(key)] = value
+    return result
+
+
+def thinking_kwargs(
+    template_kwargs: dict[str, Any] | None,
+    enable_thinking: bool | None,
+    reasoning_effort: str | None,
+    default: bool,
+) -> dict[str, Any]:
+    """Variables for the chat template. Who decides on thinking, first one wins: chat_template_kwargs,
+    enable_thinking, reasoning_effort "none", the server's --no-think, the template's own default."""
+    kwargs = dict(template_kwargs or {})
+    if "enable_thinking" not in kwargs:
+        if enable_thinking is not None:
+            kwargs["enable_thinking"] = enable_thinking
+        elif reasoning_effort is not None:
+            kwargs["enable_thinking"] = reasoning_effort != "none"
+        elif not default:
+            kwargs["enable_thinking"] = False
+    return kwargs

@@ -1,0 +1,153 @@
+"""Replies as ASGI: a JSON body, or a stream of server-sent events that is written as the tokens come.
+
+Owns: writing, the watch for clients that leave, the signs of life. Refuses to know what the events say: that is an
+`Encoder`, one per API face.
+
+Everything that waits goes out in one write: the cost of a stream is its number of writes (docs: streaming).
+A client that leaves cancels the generation, which ends the stream by itself; nothing is torn down from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from qwen3app.errors import AppError
+from qwen3app.server.access_log import Record
+from qwen3app.server.openai_errors import describe, internal_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from litestar.types import Receive, Scope, Send
+
+    from qwen3app.runtime import ChoiceDelta, Generation
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+PING_SECONDS = 15.0
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Reply:
+    """An ASGI app that a handler returns."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class JsonReply(Reply):
+    """A body that is ready."""
+
+    def __init__(self, body: bytes, status: int = 200, content_type: str = "application/json") -> None:
+        self._body = body
+        self._status = status
+        self._content_type = content_type
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [
+            (b"content-type", self._content_type.encode()),
+            (b"content-length", str(len(self._body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": self._status, "headers": headers})
+        await send({"type": "http.response.body", "body": self._body, "more_body": False})
+
+
+class Encoder(Protocol):
+    """Turns deltas into events."""
+
+    def encode(self, deltas: list[ChoiceDelta]) -> bytes:
+        """The events of these deltas, joined."""
+
+    def end(self) -> bytes:
+        """What comes after the last delta, before [DONE]."""
+
+
+class Heartbeat:
+    """Wakes streams that have been silent for PING_SECONDS, so that they can send a comment. One timer for all."""
+
+    def __init__(self, seconds: float = PING_SECONDS) -> None:
+        self._seconds = seconds
+        self._streams: set[EventStream] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream: EventStream) -> None:
+        self._streams.add(stream)
+        if self._timer is None:
+            self._schedule()
+
+    def remove(self, stream: EventStream) -> None:
+        self._streams.discard(stream)
+
+    def _schedule(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._seconds / 10, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        oldest = loop.time() - self._seconds
+        for stream in self._streams:
+            if stream.last_sent <= oldest:
+                stream.generation.wake()
+        if self._streams:
+            self._schedule()
+
+
+class EventStream(Reply):
+    """One generation as server-sent events."""
+
+    def __init__(self, generation: Generation, encoder: Encoder, heartbeat: Heartbeat, record: Record) -> None:
+        self.generation = generation
+        self.last_sent = 0.0  # loop time
+        self._encoder = encoder
+        self._heartbeat = heartbeat
+        self._record = record
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation, encode = self.generation, self._encoder.encode
+        clock: Callable[[], float] = asyncio.get_running_loop().time
+        watch = asyncio.create_task(watch_disconnect(receive, generation, self._record))
+        self._heartbeat.add(self)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            self.last_sent = clock()
+            async for deltas in generation:
+                body = encode(deltas) if deltas else PING
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    self.last_sent = clock()
+            tail = self._encoder.end() + DONE
+        except AppError as error:  # the answer has begun: the error becomes an event
+            tail = b"data: " + (describe(error) or internal_error()).body + b"\n\n"
+        finally:
+            generation.cancel()
+            self._heartbeat.remove(self)
+            watch.cancel()
+        await send({"type": "http.response.body", "body": tail, "more_body": False})
+
+
+async def watch_disconnect(receive: Receive, generation: Generation, record: Record) -> None:
+    """Cancels the generation when the client leaves."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            record.client_gone = True
+            generation.cancel()
+            return
+
+
+async def read_all(
+    generation: Generation, receive: Receive, record: Record, take: Callable[[list[ChoiceDelta]], None]
+) -> None:
+    """Feeds a whole generation to `take`, for a reply in one piece, watching for a client that leaves."""
+    watch = asyncio.create_task(watch_disconnect(receive, generation, record))
+    try:
+        async for deltas in generation:
+            take(deltas)
+    finally:
+        generation.cancel()
+        watch.cancel()

@@ -1,0 +1,64 @@
+"""POST /tokenize and /detokenize in vLLM's shape."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from litestar import Request, post
+
+from qwen3app.errors import RequestError
+from qwen3app.server.chat_completions import INLINE_CHARACTERS
+from qwen3app.server.replies import to_json
+from qwen3app.server.requests import DetokenizeBody, TokenizeBody, read_body, thinking_kwargs
+from qwen3app.server.sse import JsonReply, Reply
+
+if TYPE_CHECKING:
+    from qwen3app.server.state import ServerState
+
+
+@post("/tokenize", status_code=200)
+async def tokenize(request: Request[Any, Any, Any]) -> Reply:
+    """Ids of a raw prompt, or of messages rendered by the chat template (without computing anything)."""
+    state: ServerState = request.app.state.server
+    body = await read_body(request, TokenizeBody)
+    model, _ = state.ready()
+    state.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Give either prompt or messages.", "prompt")
+    kwargs = thinking_kwargs(body.chat_template_kwargs, body.enable_thinking, None, state.settings.thinking)
+
+    def encode() -> list[int]:
+        if body.prompt is not None:
+            return model.tokenizer.encode_raw(body.prompt)
+        return model.template.render(
+            body.messages,
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=kwargs,
+        ).ids
+
+    long = len(await request.body()) > INLINE_CHARACTERS
+    tokens = await asyncio.to_thread(encode) if long else encode()
+    reply: dict[str, Any] = {
+        "tokens": tokens,
+        "count": len(tokens),
+        "max_model_len": model.info.max_context,
+        "token_strs": [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
+    }
+    return JsonReply(to_json(reply))
+
+
+@post("/detokenize", status_code=200)
+async def detokenize(request: Request[Any, Any, Any]) -> Reply:
+    """The text of ids, control tokens included."""
+    state: ServerState = request.app.state.server
+    body = await read_body(request, DetokenizeBody)
+    model, _ = state.ready()
+    state.check_model(body.model)
+    n_ids = model.info.vocab
+    for i, token in enumerate(body.tokens):
+        if not 0 <= token < n_ids:
+            raise RequestError(f"tokens[{i}] is {token}; token ids are 0 to {n_ids - 1}.", f"tokens[{i}]")
+    return JsonReply(to_json({"prompt": model.tokenizer.decode(body.tokens, skip_special=False)}))
