@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -87,6 +88,10 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 MappedFile::~MappedFile() {
   // mmap hands out and munmap takes void*; the mapping was never writable.
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::prefetch(std::size_t max_bytes) const noexcept {
+  if (data_ != nullptr) ::madvise(const_cast<std::byte*>(data_), std::min(size_, max_bytes), MADV_WILLNEED);
 }
 
 void MappedFile::release(std::size_t offset, std::size_t length) const noexcept {

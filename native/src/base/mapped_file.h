@@ -35,6 +35,9 @@ class MappedFile {
   std::size_t size() const noexcept { return size_; }
   std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
 
+  // Starts reading the first max_bytes from disk in the background; costs nothing for what is in the page cache.
+  void prefetch(std::size_t max_bytes) const noexcept;
+
   // Drops this process's pages of [offset, offset + length) after they were read once; they stay in the page cache.
   void release(std::size_t offset, std::size_t length) const noexcept;
 

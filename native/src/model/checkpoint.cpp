@@ -19,7 +19,12 @@ namespace {
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
-constexpr std::size_t kMaxIndexBytes = std::size_t{8} << 20;  // 32B: 60 KB
+constexpr std::size_t kMaxIndexBytes = std::size_t{8} << 20U;  // 32B: 60 KB
+
+// How much of the files is asked for at open. Measured on a file of 1.19 GB read once by two threads: from disk 350 ms
+// with MADV_WILLNEED, 800 ms without, 1,300 to 2,300 ms with huge pages or MADV_POPULATE_READ; from the page cache 110
+// to 210 ms whatever the advice. The call waits once the disk's queue is full, so a large model gets only a head start.
+constexpr std::size_t kPrefetchBytes = std::size_t{4} << 30U;
 
 [[noreturn]] void bad(const std::string& sentence) {
   throw Error(Status::kBadModel, sentence);
@@ -283,7 +288,10 @@ Checkpoint Checkpoint::open(const std::string& model_dir, const ModelConfig& con
     checkpoint.copies_.push_back(std::move(copy));
   }
   if (config.tied) checkpoint.lm_head = checkpoint.embed_tokens;
+  std::size_t prefetched = 0;
   for (const SafetensorsFile& file : directory.files()) {
+    file.file->prefetch(kPrefetchBytes - prefetched);
+    prefetched += std::min(kPrefetchBytes - prefetched, file.file->size());
     checkpoint.files.push_back({file.file->path(), static_cast<int64_t>(file.file->size()), file.file});
   }
   return checkpoint;

@@ -18,15 +18,15 @@
 namespace qwen3 {
 namespace {
 
-constexpr std::size_t kMaxConfigBytes = std::size_t{1} << 20;  // official files have under 1 KB
+constexpr std::size_t kMaxConfigBytes = std::size_t{1} << 20U;  // official files have under 1 KB
 constexpr int kHeadDim = 128;
 // Limits: about ten times the largest Qwen3 (32B), and small enough that any product of three fits int64_t.
-constexpr int kMaxHidden = 1 << 16;
-constexpr int kMaxIntermediate = 1 << 20;
+constexpr int kMaxHidden = 65'536;
+constexpr int kMaxIntermediate = 1'048'576;
 constexpr int kMaxLayers = 1024;
 constexpr int kMaxHeads = 1024;
-constexpr int kMaxVocab = 1 << 24;
-constexpr int kMaxPositions = 1 << 24;  // a position stays exact in float32
+constexpr int kMaxVocab = 16'777'216;
+constexpr int kMaxPositions = 16'777'216;  // a position stays exact in float32
 constexpr double kMaxYarnFactor = 64;
 constexpr int kQwen3Positions = 40960;
 constexpr int kQwen3TrainedPositions = 32768;
@@ -337,7 +337,7 @@ ModelConfig load_config(const std::string& model_dir) {
   }
   // transformers' Qwen3Config takes 128 when the key is missing (never hidden / heads) and refuses a null.
   if (config.is_null("head_dim")) config.bad("head_dim is null, expected 128");
-  model.head_dim = config.integer("head_dim", 1, 1 << 16).value_or(kHeadDim);
+  model.head_dim = config.integer("head_dim", 1, kMaxHidden).value_or(kHeadDim);
   if (model.head_dim != kHeadDim) {
     config.unsupported("head_dim is " + std::to_string(model.head_dim) + ", only 128 is supported");
   }

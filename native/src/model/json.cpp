@@ -23,8 +23,8 @@ std::string quote(std::string_view text) {
       out += c;
     } else {
       out += "\\x";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
+      out += kHex[byte / 16];
+      out += kHex[byte % 16];
     }
   }
   return out + (text.size() > kLimit ? "...\"" : "\"");

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kLengthBytes = 8;
 // The largest Qwen3 (32B, one file) needs 85 KB; the parsed form costs up to 40 times the text, so the format's own
 // limit of 100 MB would let a hostile file take gigabytes.
-constexpr std::size_t kMaxHeaderBytes = std::size_t{8} << 20;
+constexpr std::size_t kMaxHeaderBytes = std::size_t{8} << 20U;
 constexpr std::size_t kMaxRank = 16;
 
 struct DTypeBits {
