@@ -80,7 +80,7 @@ def system_licence(library: str) -> Path | None:
     if shutil.which("dpkg") is None:
         return None
     result = subprocess.run(["dpkg", "-S", f"*/{library}"], capture_output=True, text=True, check=False)
-    packages = re.findall(rf"^([^:,\s]+)[^\n]*/{re.escape(library)}$", result.stdout, flags=re.MULTILINE)
+    packages: list[str] = re.findall(rf"^([^:,\s]+)[^\n]*/{re.escape(library)}$", result.stdout, flags=re.MULTILINE)
     for package in packages:
         text = Path("/usr/share/doc") / package / "copyright"
         if text.is_file():
