@@ -136,16 +136,16 @@ class Engine:
             def progress_callback(_user: Any, phase: Any, done: int, total: int) -> int:
                 return 1 if progress(ffi.string(phase).decode(), done, total) is False else 0
 
-            native.progress = ffi.callback("qwen3_progress_callback", progress_callback, error=1)
-            keep.append(native.progress)
+            keep.append(ffi.callback("qwen3_progress_callback", progress_callback, error=1))
+            native.progress = keep[-1]
         if on_log is not None:
             log = on_log
 
             def log_callback(_user: Any, level: int, line: Any) -> None:
                 log(level, ffi.string(line).decode("utf-8", "replace"))
 
-            native.log = ffi.callback("qwen3_log_callback", log_callback)
-            keep.append(native.log)
+            keep.append(ffi.callback("qwen3_log_callback", log_callback))
+            native.log = keep[-1]
         out = ffi.new("qwen3_engine **")
         _check(ffi, lib, lib.qwen3_engine_open(str(model_dir).encode(), native, out))
         engine = cls(ffi, lib, out[0], keep)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from qwen3app.abi import Engine, EngineInfo, EngineOptions
 from qwen3app.errors import AppError, ModelError, Status
 from qwen3app.text.errors import TextError
@@ -144,22 +146,25 @@ def _check_directory(directory: Path) -> None:
         raise ModelError(f"{directory} has no config.json, so it is no model directory; check --model.")
 
 
+class _AddedToken(msgspec.Struct):
+    id: int
+
+
+class _TokenizerModel(msgspec.Struct):
+    vocab: dict[str, int]
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The part of tokenizer.json that says which ids exist."""
+
+    model: _TokenizerModel
+    added_tokens: list[_AddedToken] = []
+
+
 def _count_token_ids(path: Path) -> int | None:
     """1 + the highest id in tokenizer.json, without building the tokenizer. None: the file has another shape."""
-    import msgspec
-
-    class Added(msgspec.Struct):
-        id: int
-
-    class Model(msgspec.Struct):
-        vocab: dict[str, int]
-
-    class File(msgspec.Struct):
-        model: Model
-        added_tokens: list[Added] = []
-
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=File)
+        file = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
     except (OSError, ValueError, msgspec.MsgspecError):
         return None
     ids = [added.id for added in file.added_tokens]
