@@ -51,7 +51,7 @@ class ProgressLine:
 def load_with_progress(load: Load, name: str, stderr: TextIO) -> LoadedModel:
     """Runs `load` on a thread and returns its model or raises its error; KeyboardInterrupt stops it."""
     line = ProgressLine(stderr, name)
-    stopping = threading.Event()
+    stopping, done = threading.Event(), threading.Event()
     result: list[LoadedModel] = []
     failure: list[BaseException] = []
 
@@ -64,17 +64,18 @@ def load_with_progress(load: Load, name: str, stderr: TextIO) -> LoadedModel:
             result.append(load(progress))
         except BaseException as error:  # handed to the caller's thread
             failure.append(error)
+        finally:
+            done.set()
 
     line.show("map", 0, 0)
-    thread = threading.Thread(target=run, name="load", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="load", daemon=True).start()
     try:
-        thread.join()
+        done.wait()  # not Thread.join: Python 3.11 takes a thread for ended when its join is interrupted
     except KeyboardInterrupt:
         stopping.set()
-        thread.join(_STOP_SECONDS)
+        ended = done.wait(_STOP_SECONDS)
         line.clear()
-        if thread.is_alive():
+        if not ended:
             stderr.flush()
             os._exit(130)  # the thread is inside the library: nothing to save, and no other way to end it
         raise

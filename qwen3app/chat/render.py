@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.segment import Segment, Segments
+from rich.style import Style
+
 from qwen3app.chat.sanitize import sanitize, sanitize_line
 from qwen3app.chat.session import Piece, TurnStats
 
@@ -102,6 +105,8 @@ class Renderer:
 
     def _write(self, text: str, style: str | None) -> None:
         if text:
-            self._console.out(text, style=style, end="", highlight=False)
+            # Segments pass through rich as they are: no markup, no wrapping, no expanded tabs.
+            segment = Segment(text, Style.parse(style) if style else None)
+            self._console.print(Segments([segment]), end="", soft_wrap=True)
             self._console.file.flush()
             self._at_line_start = text.endswith("\n")

@@ -132,11 +132,12 @@ class Repl:
 
     async def _answer(self, question: str) -> None:
         self._renderer.begin()
+        self._left = False
         self._answering = asyncio.ensure_future(self._show(question))
         try:
             await self._answering
         except asyncio.CancelledError:
-            if not self._answering.cancelled():  # we are being cancelled, not the answer
+            if not self._left:  # the whole chat is being cancelled
                 raise
             self._session.stats.finish = "abort"
         self._renderer.end(self._session.stats)
@@ -148,7 +149,12 @@ class Repl:
 
     def _interrupt(self) -> None:
         self._session.stop()
-        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._answering.cancel)
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._leave, self._answering)
+
+    def _leave(self, answering: asyncio.Future[None]) -> None:
+        """The answer did not end within its time: goes on without it."""
+        if answering is self._answering:
+            self._left = answering.cancel()
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ def license_name(distribution: metadata.Distribution) -> str:
     """What the package says of its licence, in a few words."""
     fields = distribution.metadata
     for name in ("License-Expression", "License"):
-        value = fields.get(name, "")
+        value = fields[name] if name in fields else ""  # noqa: SIM401 - it has no get
         if value and "\n" not in value and value.upper() != "UNKNOWN":
             return value
     classifiers = [value for value in fields.get_all("Classifier") or () if value.startswith("License ::")]

@@ -1,0 +1,73 @@
+"""Loading: the progress line, failures and interrupts."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from qwen3app.chat import loading
+from qwen3app.chat.loading import Progress, load_with_progress
+from qwen3app.errors import ModelError
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_and_nowhere_else() -> None:
+    def load(progress: Progress) -> Any:
+        assert progress("weights", 1, 2) is True
+        time.sleep(0.06)
+        progress("weights", 3, 4)
+        progress("kv", 1, 1)
+        return "model"
+
+    for stream, shown in ((Tty(), True), (io.StringIO(), False)):
+        assert load_with_progress(load, "tiny\x1b", stream) == "model"  # type: ignore[comparison-overlap]
+        assert ("Loading tiny\u241b: weights 75 %" in stream.getvalue()) is shown
+        assert stream.getvalue().endswith("\r\x1b[K") is shown
+
+
+def test_a_failure_is_handed_on() -> None:
+    def load(progress: Progress) -> Any:
+        raise ModelError("config.json is broken.")
+
+    with pytest.raises(ModelError, match="broken"):
+        load_with_progress(load, "tiny", io.StringIO())
+
+
+def interrupt_soon() -> None:
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_an_interrupt_stops_the_load() -> None:
+    stopped = []
+
+    def load(progress: Progress) -> Any:
+        while progress("weights", 1, 2):
+            time.sleep(0.01)
+        stopped.append(True)
+
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        load_with_progress(load, "tiny", io.StringIO())
+    assert stopped
+
+
+def test_a_load_that_does_not_listen_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(loading, "_STOP_SECONDS", 0.05)
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        load_with_progress(lambda progress: release.wait(5), "tiny", io.StringIO())  # type: ignore[arg-type, return-value]
+    release.set()
+    assert codes == [130]

@@ -1,0 +1,53 @@
+"""One question: what goes to stdout, what to stderr."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from qwen3app.chat.errors import ChatError
+from qwen3app.chat.once import ask_once, read_question
+from qwen3app.chat.session import ChatSession
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def test_the_answer_alone(session: ChatSession, runtime: Any) -> None:
+    runtime.script = [("secret", ""), ("", "A\x1b"), ("", "B")]
+    out, err = io.StringIO(), io.StringIO()
+    await ask_once(session, "Hi", out, err)
+    assert out.getvalue() == "A\x1bB\n"  # to a pipe: byte for byte
+    assert err.getvalue() == ""
+
+
+async def test_a_terminal_is_never_steered(session: ChatSession, runtime: Any) -> None:
+    runtime.script = [("\x1b", ""), ("", "A\x1b\n")]
+    out, err = Tty(), io.StringIO()
+    await ask_once(session, "Hi", out, err, show_thinking=True, show_stats=True)
+    assert out.getvalue() == "A\u241b\n"
+    assert err.getvalue().startswith("\u241b\n[2 tokens")
+
+
+async def test_a_cut_answer_says_so(session: ChatSession, runtime: Any) -> None:
+    runtime.script, runtime.finish = [("long thought", "")], "length"
+    session.settings.max_tokens = 1
+    out, err = io.StringIO(), io.StringIO()
+    await ask_once(session, "Hi", out, err)
+    assert out.getvalue() == "" and "max_tokens" in err.getvalue()
+
+
+def test_question_from_stdin() -> None:
+    assert read_question(io.BytesIO("日本\n".encode())) == "日本"
+    for data, sentence in (
+        (b"a\0b", "NUL character at position 1"),
+        (b"ab\xff", "not UTF-8: byte 2 is 0xff"),
+        (b" \n", "is empty"),
+        (b"", "is empty"),
+    ):
+        with pytest.raises(ChatError, match=sentence):
+            read_question(io.BytesIO(data))

@@ -1,0 +1,80 @@
+"""What reaches the terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from qwen3app.chat.render import Renderer, cut_sentence, stats_line
+from qwen3app.chat.session import Piece, TurnStats
+
+
+def test_thought_and_answer_are_set_apart(renderer: Renderer, screen: io.StringIO) -> None:
+    renderer.begin()
+    for piece in (Piece("thought", "hm"), Piece("thought", "m"), Piece("answer", "A"), Piece("answer", "B")):
+        renderer.piece(piece)
+    renderer.end(TurnStats(tokens=4, prompt_tokens=9, seconds=1.0, first_seconds=0.25, finish="stop"))
+    assert screen.getvalue() == (
+        "Thinking:\nhmm\n\nAB\n[4 tokens · 1.00 s · 4.0 tokens/s · first after 0.25 s · 0 of 9 prompt tokens cached]\n"
+    )
+
+
+def test_hidden_thoughts_leave_one_word(renderer: Renderer, screen: io.StringIO) -> None:
+    renderer.show_thinking = False
+    renderer.begin()
+    for piece in (Piece("thought", "secret"), Piece("thought", "s"), Piece("answer", "A\n")):
+        renderer.piece(piece)
+    renderer.end(TurnStats())
+    assert screen.getvalue().startswith("Thinking...\n\nA\n[")
+    assert "secret" not in screen.getvalue()
+
+
+def test_thoughts_are_dimmed_on_a_terminal() -> None:
+    screen = io.StringIO()
+    renderer = Renderer(Console(file=screen, force_terminal=True, color_system="standard", width=80))
+    renderer.begin()
+    renderer.piece(Piece("thought", "hm"))
+    renderer.piece(Piece("answer", "A"))
+    text = screen.getvalue()
+    assert "\x1b[2;3mhm\x1b[0m" in text
+    assert text.endswith("A")
+
+
+def test_nothing_of_the_model_steers_the_terminal(renderer: Renderer, screen: io.StringIO) -> None:
+    evil = "\x1b]0;x\x07\x9b2J"
+    renderer.begin()
+    renderer.piece(Piece("thought", evil))
+    renderer.piece(Piece("answer", evil))
+    renderer.error(evil + "\nsecond")
+    renderer.notice(evil)
+    renderer.plain(evil)
+    assert "\x1b" not in screen.getvalue() and "\x07" not in screen.getvalue() and "\x9b" not in screen.getvalue()
+
+
+def test_text_is_neither_wrapped_nor_marked_up(renderer: Renderer, screen: io.StringIO) -> None:
+    text = "[bold]x[/bold] :smile: " + "日本語👩‍👩‍👧‍👦" * 40 + "\tend"
+    renderer.begin()
+    renderer.piece(Piece("answer", text))
+    assert screen.getvalue() == text
+
+
+def test_line_of_numbers() -> None:
+    assert stats_line(TurnStats()) == "[0 tokens · 0.00 s · 0 of 0 prompt tokens cached]"
+    line = stats_line(
+        TurnStats(tokens=1, prompt_tokens=7, cached_tokens=3, seconds=12.34, first_seconds=12, finish="abort")
+    )
+    assert line == "[1 token · 12.3 s · first after 12.0 s · 3 of 7 prompt tokens cached · stopped]"
+
+
+def test_a_cut_answer_says_why() -> None:
+    assert cut_sentence(TurnStats(finish="stop")) is None
+    assert "max_tokens" in str(cut_sentence(TurnStats(finish="length", tokens=5)))
+    assert "/reset" in str(cut_sentence(TurnStats(finish="length", context_full=True)))
+
+
+def test_the_reason_stands_before_the_numbers(renderer: Renderer, screen: io.StringIO) -> None:
+    renderer.begin()
+    renderer.piece(Piece("answer", "A"))
+    renderer.end(TurnStats(finish="length", tokens=5))
+    assert screen.getvalue().splitlines()[1].startswith("The answer is cut after 5 tokens")

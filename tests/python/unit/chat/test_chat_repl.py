@@ -1,0 +1,205 @@
+"""Keys, interrupts and blocks, through prompt_toolkit's pipe input instead of a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import pty
+import signal
+import sys
+import termios
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from qwen3app.chat import repl as repl_module
+from qwen3app.chat.commands import Commands
+from qwen3app.chat.render import Renderer
+from qwen3app.chat.repl import Repl, _CommandCompleter, _no_echo, block_is_open, unwrap
+from qwen3app.chat.session import ChatSession
+
+ENTER, ALT_ENTER, CTRL_C, CTRL_D, TAB = "\r", "\x1b\r", "\x03", "\x04", "\t"
+
+
+class Terminal:
+    """A Repl that reads keys from a pipe."""
+
+    def __init__(self, session: ChatSession, renderer: Renderer, keys: PipeInput) -> None:
+        self.repl = Repl(session, renderer, InMemoryHistory(), input=keys, output=DummyOutput())
+        self.keys = keys
+
+    async def type(self, text: str) -> None:
+        """Sends keys and runs until the user has left."""
+        self.keys.send_text(text)
+        await asyncio.wait_for(self.repl.run(), 10)
+
+
+@pytest.fixture
+async def terminal(session: ChatSession, renderer: Renderer) -> AsyncIterator[Terminal]:
+    with create_pipe_input() as keys:
+        yield Terminal(session, renderer, keys)
+
+
+async def test_ask_and_leave(terminal: Terminal, session: ChatSession, screen: io.StringIO) -> None:
+    await terminal.type(f"Hi{ENTER}{CTRL_D}")
+    assert session.messages[0]["content"] == "Hi"
+    assert screen.getvalue().startswith("Hello there\n[2 tokens")
+
+
+async def test_commands_and_errors(terminal: Terminal, session: ChatSession, screen: io.StringIO) -> None:
+    await terminal.type(f"/set seed 9{ENTER}/nope{ENTER}broken{ENTER}{ENTER}  {ENTER}/exit{ENTER}")
+    assert session.settings.seed == 9 and session.messages == []
+    assert "Unknown command /nope" in screen.getvalue()
+    assert "messages[0].content holds" in screen.getvalue()
+
+
+async def test_alt_enter_begins_a_new_line(terminal: Terminal, session: ChatSession) -> None:
+    await terminal.type(f"a{ALT_ENTER}b{ENTER}{CTRL_D}")
+    assert session.messages[0]["content"] == "a\nb"
+
+
+async def test_a_block_takes_lines_until_it_is_closed(terminal: Terminal, session: ChatSession) -> None:
+    await terminal.type(f'"""{ENTER}a{ENTER}/exit{ENTER}"""{ENTER}{CTRL_D}')
+    assert session.messages[0]["content"] == "a\n/exit"
+
+
+async def test_a_pasted_text_is_one_question(terminal: Terminal, session: ChatSession) -> None:
+    await terminal.type(f"\x1b[200~one\ntwo\x1b[201~{ENTER}{CTRL_D}")
+    assert session.messages[0]["content"] == "one\ntwo"
+
+
+async def test_two_slashes_send_a_slash(terminal: Terminal, session: ChatSession) -> None:
+    await terminal.type(f"//exit{ENTER}{CTRL_D}")
+    assert session.messages[0]["content"] == "/exit"
+
+
+async def test_ctrl_c_at_the_prompt(terminal: Terminal, session: ChatSession, screen: io.StringIO) -> None:
+    await terminal.type(f"abc{CTRL_C}{CTRL_C}Hi{ENTER}{CTRL_D}")
+    assert session.messages[0]["content"] == "Hi"
+    assert screen.getvalue().count("Ctrl-D or /exit leaves") == 1  # only where there was nothing to clear
+
+
+async def test_tab_completes(terminal: Terminal, session: ChatSession) -> None:
+    terminal.keys.send_text(f"/res{TAB}")
+    running = asyncio.ensure_future(terminal.repl.run())
+    for _ in range(100):  # completion runs beside the keys
+        await asyncio.sleep(0.02)
+        if terminal.repl._prompt.default_buffer.text == "/reset":
+            break
+    session.messages.append({"role": "user", "content": "x"})
+    terminal.keys.send_text(f"{ENTER}{CTRL_D}")
+    await asyncio.wait_for(running, 10)
+    assert session.messages == []
+
+
+async def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
+    terminal: Terminal, session: ChatSession, runtime: Any, screen: io.StringIO
+) -> None:
+    runtime.hang = True
+
+    def interrupt(generation: object) -> None:
+        runtime.hang = False
+        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
+
+    runtime.on_generate = interrupt
+    before = signal.getsignal(signal.SIGINT)
+    terminal.keys.send_text(f"Hi{ENTER}")
+    running = asyncio.ensure_future(terminal.repl.run())
+    while not session.messages:
+        await asyncio.sleep(0.01)
+    runtime.on_generate = lambda generation: None
+    terminal.keys.send_text(f"More{ENTER}{CTRL_D}")
+    await asyncio.wait_for(running, 10)
+    assert [message["content"] for message in session.messages] == ["Hi", "Hello there", "More", "Hello there"]
+    assert "· stopped]" in screen.getvalue()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+async def test_an_answer_that_does_not_stop_is_left(
+    terminal: Terminal, session: ChatSession, runtime: Any, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repl_module, "_STOP_SECONDS", 0.05)
+    runtime.hang = runtime.stuck = True
+    runtime.on_generate = lambda generation: asyncio.get_running_loop().call_later(
+        0.05, os.kill, os.getpid(), signal.SIGINT
+    )
+    await terminal.type(f"Hi{ENTER}{CTRL_D}")
+    assert session.messages[-1]["content"] == "Hello there"
+    assert "· stopped]" in screen.getvalue()
+    assert runtime.generations[0].closed
+
+
+async def test_a_cancelled_chat_does_not_swallow_its_cancellation(terminal: Terminal, runtime: Any) -> None:
+    runtime.hang = runtime.stuck = True
+    terminal.keys.send_text(f"Hi{ENTER}")
+    running = asyncio.ensure_future(terminal.repl.run())
+    while not runtime.generations:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_failing_engine_is_one_sentence(terminal: Terminal, runtime: Any, screen: io.StringIO) -> None:
+    runtime.fails = True
+    await terminal.type(f"Hi{ENTER}{CTRL_D}")
+    assert screen.getvalue() == "Hello there\nThe engine failed.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [
+        ('"""', True),
+        ('"""a', True),
+        ('"""a"""', False),
+        ('""""""', False),
+        ('"""""', True),
+        ('a"""', False),
+        ("", False),
+        (' """a\n"', True),
+    ],
+)
+def test_open_blocks(text: str, is_open: bool) -> None:
+    assert block_is_open(text) is is_open
+
+
+@pytest.mark.parametrize(
+    ("typed", "question"),
+    [('"""\na\n  b\n"""', "a\n  b"), ("  a ", "a"), ("//x", "/x"), ('""""""', ""), ('"""//x"""', "//x")],
+)
+def test_unwrapping(typed: str, question: str) -> None:
+    assert unwrap(typed) == question
+
+
+def test_completer_replaces_the_word(session: ChatSession, renderer: Renderer) -> None:
+    completer = _CommandCompleter(Commands(session, renderer))
+    found = list(completer.get_completions(Document("/think o"), None))  # type: ignore[arg-type]
+    assert [(completion.text, completion.start_position) for completion in found] == [("on", -1), ("off", -1)]
+
+
+@contextlib.contextmanager
+def stdin_is(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with os.fdopen(descriptor, "r", closefd=False) as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", file)
+        yield
+
+
+def test_keys_do_not_show_during_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pty.openpty()
+    try:
+        with stdin_is(slave, monkeypatch):
+            before = termios.tcgetattr(slave)
+            assert before[3] & termios.ECHO
+            with _no_echo():
+                assert not termios.tcgetattr(slave)[3] & termios.ECHO
+            assert termios.tcgetattr(slave) == before
+    finally:
+        os.close(master)
+        os.close(slave)

@@ -1,0 +1,74 @@
+"""Names, ranges and sentences of the settings."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen3app.chat.errors import ChatError
+from qwen3app.chat.settings import SETTINGS, ChatSettings, find_setting, set_value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("temp", "0.7", "temperature", 0.7),
+        ("temperature", "0", "temperature", 0.0),
+        ("Top-P", "1", "top_p", 1.0),
+        ("top_k", "-1", "top_k", -1),
+        ("min_p", "0.05", "min_p", 0.05),
+        ("seed", "18", "seed", 18),
+        ("max_tokens", "200", "max_tokens", 200),
+        ("system", "You are a cat.", "system", "You are a cat."),
+        ("repetition_penalty", "1.1", "repetition_penalty", 1.1),
+        ("presence_penalty", "-2", "presence_penalty", -2.0),
+        ("frequency_penalty", "2", "frequency_penalty", 2.0),
+    ],
+)
+def test_values_are_set_and_given_back(name: str, text: str, field: str, value: object) -> None:
+    settings = ChatSettings()
+    set_value(settings, name, text)
+    assert getattr(settings, field) == value
+    set_value(settings, name, "default")
+    assert getattr(settings, field) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("temp", "-1"),
+        ("temp", "nan"),
+        ("temp", "inf"),
+        ("temp", "warm"),
+        ("top_p", "1.01"),
+        ("top_k", "1.5"),
+        ("top_k", "-2"),
+        ("min_p", "2"),
+        ("seed", "-1"),
+        ("seed", "x"),
+        ("max_tokens", "0"),
+        ("repetition_penalty", "0"),
+        ("presence_penalty", "2.1"),
+    ],
+)
+def test_a_wrong_value_gives_one_sentence_and_changes_nothing(name: str, text: str) -> None:
+    settings = ChatSettings()
+    with pytest.raises(ChatError, match=rf"^{name} must be a (whole )?number (from|above) .*\.$"):
+        set_value(settings, name, text)
+    assert settings == ChatSettings()
+
+
+def test_an_unknown_name_suggests_the_closest() -> None:
+    with pytest.raises(ChatError, match="did you mean top_p"):
+        find_setting("topp")
+    with pytest.raises(ChatError, match="there are temp, top_p"):
+        find_setting("zzz")
+
+
+@given(st.sampled_from(SETTINGS), st.text())
+def test_no_text_crashes_a_parser(setting: object, text: str) -> None:
+    try:
+        set_value(ChatSettings(), setting.name, text)  # type: ignore[attr-defined]
+    except ChatError as error:
+        assert str(error).endswith(".")
