@@ -3,11 +3,12 @@
 // Order of the sums, the same for every output whatever the number of rows, their place and the threads: K is walked
 // upwards in steps of 2 * kLanes elements into one vector accumulator by simd.h's dot(); lanes are added at the end by
 // reduce_add's tree; the last step is padded with zeros. A tile of kRows weight rows x up to kTokens inputs keeps its
-// accumulators in registers; where K is long they rest in memory between blocks of K, whole vectors, which changes no bit.
+// accumulators in registers; where K is long they rest in memory between blocks of K, whole vectors, which changes no
+// bit.
 //
-// Work items are (chunk of outputs) x (block of inputs). An item copies its inputs into `packed`, in the order in which the
-// micro-kernel reads them (and widened to float32 where there is no bf16 dot product), then runs over its weights in
-// sub-blocks small enough for the caches. Weights are read where they are: bf16, row-major, aligned to 2 bytes.
+// Work items are (chunk of outputs) x (block of inputs). An item copies its inputs into `packed`, in the order in which
+// the micro-kernel reads them (and widened to float32 where there is no bf16 dot product), then runs over its weights
+// in sub-blocks small enough for the caches. Weights are read where they are: bf16, row-major, aligned to 2 bytes.
 //
 // Runs on the engine's worker thread and the pool's helpers.
 #include "backend/cpu/kernels.h"
@@ -23,72 +24,117 @@ constexpr int kTokens = 6;  // 4 x 6 accumulators, 4 weights and an input in 32 
 #else
 constexpr int kTokens = 3;  // 4 x 3 accumulators, 3 inputs and a weight in 16 registers
 #endif
-constexpr int kBlockTokens = 48;          // inputs of an item; a multiple of kTokens
-constexpr int kBlockRows = 32;            // weight rows of a sub-block
-constexpr int kStep = 2 * kLanes;         // elements of K per step
-constexpr int kBlockSteps = 2048 / kStep; // steps of K whose inputs and weights stay in the first-level cache
+#if defined(QWEN3_SIMD_AVX512)
+constexpr int kFewTokens = 2;
+#else
+constexpr int kFewTokens = 1;
+#endif
+constexpr int kMostRows = 8;      // weight rows of a tile of at most kFewTokens inputs, which waits for memory
+constexpr int kBlockTokens = 48;  // inputs of an item; a multiple of kTokens
+constexpr int kFewTiles = 4;
+constexpr int kBlockRows = 32;             // weight rows of a sub-block
+constexpr int kStep = 2 * kLanes;          // elements of K per step
+constexpr int kBlockSteps = 2048 / kStep;  // steps of K whose inputs and weights stay in the first-level cache
 
 // One step of one input.
 #if defined(QWEN3_SIMD_AVX512BF16)
 struct Input {
   BF16 pair;
 };
-QWEN3_INLINE Input make_input(BF16 x) { return {x}; }
-QWEN3_INLINE F32 multiply(F32 acc, BF16 w, const Input& x) { return dot(acc, x.pair, w); }
+QWEN3_INLINE Input make_input(BF16 x) {
+  return {x};
+}
+QWEN3_INLINE F32 multiply(F32 acc, BF16 w, const Input& x) {
+  return dot(acc, x.pair, w);
+}
 #else
 struct Input {
   F32 even, odd;
 };
-QWEN3_INLINE Input make_input(BF16 x) { return {even(x), odd(x)}; }
+QWEN3_INLINE Input make_input(BF16 x) {
+  return {even(x), odd(x)};
+}
 // As dot(), with the widening of x done before.
-QWEN3_INLINE F32 multiply(F32 acc, BF16 w, const Input& x) { return fma(odd(w), x.odd, fma(even(w), x.even, acc)); }
+QWEN3_INLINE F32 multiply(F32 acc, BF16 w, const Input& x) {
+  return fma(odd(w), x.odd, fma(even(w), x.even, acc));
+}
 #endif
 
 struct Tile {
-  const bf16* rows[kRows];  // at the first step
-  const Input* input;       // [n_steps, n_tokens]
-  int n_steps;              // whole steps
-  int tail;                 // elements in the step after them, or 0
-  F32* saved;               // [kRows, n_tokens] accumulators between blocks of K
-  float* sums;              // [n_tokens, kBlockRows]
+  const bf16* rows[kMostRows];  // at the first step
+  const Input* input;           // [n_steps, n_tokens]
+  int n_steps;                  // whole steps
+  int tail;                     // elements in the step after them, or 0
+  int64_t ahead;                // elements from a weight to one that is wanted soon, see run_item; 0: none
+  F32* saved;                   // [rows, n_tokens] accumulators between blocks of K
+  float* sums;                  // [n_tokens, kBlockRows]
 };
 
-// Accumulates one tile over one block of K: from zero or from what `saved` holds, into `saved` or, reduced, into `sums`.
-template <int n_tokens>
-void run_tile(const Tile& tile, bool first, bool last) {
-  F32 acc[kRows][n_tokens];
-  if (first) {
+// One step of a tile at element k of its rows: as multiply() for each accumulator.
+#if defined(QWEN3_SIMD_AVX2)
+// 12 accumulators leave 4 registers: even and odd elements in turn, so that 3 inputs and one weight are all that lives.
+// The compiler must not hold the weights over both halves (it would spill accumulators); the empty asm makes it load
+// anew.
+template <int n_rows, int n_tokens>
+QWEN3_INLINE void step_tile(F32 (&acc)[n_rows][n_tokens], const bf16* const (&rows)[n_rows], int64_t k,
+                            const Input* input) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++) {
+  for (int r = 0; r < n_rows; r++) {
+    const F32 w = even(load_pairs(rows[r] + k));
 #pragma GCC unroll 8
-      for (int t = 0; t < n_tokens; t++) acc[r][t] = zero();
-    }
-  } else {
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++) {
-#pragma GCC unroll 8
-      for (int t = 0; t < n_tokens; t++) acc[r][t] = tile.saved[r * n_tokens + t];
-    }
+    for (int t = 0; t < n_tokens; t++) acc[r][t] = fma(w, input[t].even, acc[r][t]);
   }
-  const bf16* const row0 = tile.rows[0];
-  const bf16* const row1 = tile.rows[1];
-  const bf16* const row2 = tile.rows[2];
-  const bf16* const row3 = tile.rows[3];
-  static_assert(kRows == 4);
+  asm volatile("" ::: "memory");
+#pragma GCC unroll 8
+  for (int r = 0; r < n_rows; r++) {
+    const F32 w = odd(load_pairs(rows[r] + k));
+#pragma GCC unroll 8
+    for (int t = 0; t < n_tokens; t++) acc[r][t] = fma(w, input[t].odd, acc[r][t]);
+  }
+  asm volatile("" ::: "memory");
+}
+#else
+template <int n_rows, int n_tokens>
+QWEN3_INLINE void step_tile(F32 (&acc)[n_rows][n_tokens], const bf16* const (&rows)[n_rows], int64_t k,
+                            const Input* input) {
+  BF16 w[n_rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < n_rows; r++) w[r] = load_pairs(rows[r] + k);
+#pragma GCC unroll 8
+  for (int t = 0; t < n_tokens; t++) {
+#pragma GCC unroll 8
+    for (int r = 0; r < n_rows; r++) acc[r][t] = multiply(acc[r][t], w[r], input[t]);
+  }
+}
+#endif
+
+// Accumulates one tile over one block of K: from zero or from what `saved` holds, into `saved` or, reduced, into
+// `sums`.
+template <int n_rows, int n_tokens, bool prefetch>
+void run_tile(const Tile& tile, bool first, bool last) {
+  F32 acc[n_rows][n_tokens];
+#pragma GCC unroll 8
+  for (int r = 0; r < n_rows; r++) {
+#pragma GCC unroll 8
+    for (int t = 0; t < n_tokens; t++) acc[r][t] = first ? zero() : tile.saved[r * n_tokens + t];
+  }
+  const bf16* rows[n_rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < n_rows; r++) rows[r] = tile.rows[r];
   const Input* input = tile.input;
+  const int64_t ahead = tile.ahead;
   for (int64_t k = 0; k < static_cast<int64_t>(tile.n_steps) * kStep; k += kStep, input += n_tokens) {
-    const BF16 w[kRows] = {load_pairs(row0 + k), load_pairs(row1 + k), load_pairs(row2 + k), load_pairs(row3 + k)};
+    if constexpr (prefetch) {
 #pragma GCC unroll 8
-    for (int t = 0; t < n_tokens; t++) {
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; r++) acc[r][t] = multiply(acc[r][t], w[r], input[t]);
+      for (int r = 0; r < n_rows; r++) __builtin_prefetch(rows[r] + k + ahead);
     }
+    step_tile<n_rows, n_tokens>(acc, rows, k, input);
   }
   if (tile.tail > 0) {
     const int64_t k = static_cast<int64_t>(tile.n_steps) * kStep;
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++) {
-      const BF16 w = load_pairs_n(tile.rows[r] + k, tile.tail);
+    for (int r = 0; r < n_rows; r++) {
+      const BF16 w = load_pairs_n(rows[r] + k, tile.tail);
 #pragma GCC unroll 8
       for (int t = 0; t < n_tokens; t++) acc[r][t] = multiply(acc[r][t], w, input[t]);
     }
@@ -96,46 +142,61 @@ void run_tile(const Tile& tile, bool first, bool last) {
   if (last) {
 #pragma GCC unroll 8
     for (int t = 0; t < n_tokens; t++) {
-      reduce_add4(acc[0][t], acc[1][t], acc[2][t], acc[3][t], tile.sums + t * kBlockRows);
+#pragma GCC unroll 2
+      for (int r = 0; r < n_rows; r += 4) {
+        reduce_add4(acc[r][t], acc[r + 1][t], acc[r + 2][t], acc[r + 3][t], tile.sums + t * kBlockRows + r);
+      }
     }
   } else {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++) {
+    for (int r = 0; r < n_rows; r++) {
 #pragma GCC unroll 8
       for (int t = 0; t < n_tokens; t++) tile.saved[r * n_tokens + t] = acc[r][t];
     }
   }
 }
 
+// Weight rows of a tile with this many inputs.
+constexpr int tile_rows(int n_tokens) {
+  return n_tokens <= kFewTokens ? kMostRows : kRows;
+}
+
+template <bool prefetch>
 void run_tile(int n_tokens, const Tile& tile, bool first, bool last) {
   switch (n_tokens) {
     case 1:
-      return run_tile<1>(tile, first, last);
+      return run_tile<tile_rows(1), 1, prefetch>(tile, first, last);
     case 2:
-      return run_tile<2>(tile, first, last);
+      return run_tile<tile_rows(2), 2, prefetch>(tile, first, last);
     case 3:
-      return run_tile<3>(tile, first, last);
+      return run_tile<tile_rows(3), 3, prefetch>(tile, first, last);
 #if defined(QWEN3_SIMD_AVX512)
     case 4:
-      return run_tile<4>(tile, first, last);
+      return run_tile<tile_rows(4), 4, prefetch>(tile, first, last);
     case 5:
-      return run_tile<5>(tile, first, last);
+      return run_tile<tile_rows(5), 5, prefetch>(tile, first, last);
     case 6:
-      return run_tile<6>(tile, first, last);
+      return run_tile<tile_rows(6), 6, prefetch>(tile, first, last);
 #endif
   }
 }
 
-QWEN3_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-QWEN3_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-QWEN3_INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+QWEN3_INLINE int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+QWEN3_INLINE int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+QWEN3_INLINE int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 // What both ops share. Outputs are "columns" of the result; an output of gate_up has two weight rows.
 struct Product {
   const bf16* x;  // [n_rows, n_in]
   int n_rows;
   const LinearWeight* weight;
-  int n_out;        // outputs: weight rows, or half of them for gate_up
+  int n_out;  // outputs: weight rows, or half of them for gate_up
   bool gate_up;
   bool accumulate;  // linear only
   float* out;       // [n_rows, n_out], linear
@@ -152,7 +213,9 @@ const bf16* weight_row(const LinearWeight& weight, int64_t row) {
 }
 
 // Tiles of nearly equal size: tile i of the block's n inputs begins at this one.
-QWEN3_INLINE int tile_begin(int i, int n_tiles, int n) { return i * n / n_tiles; }
+QWEN3_INLINE int tile_begin(int i, int n_tiles, int n) {
+  return i * n / n_tiles;
+}
 
 // packed: per tile [n_steps (a last part one included), tile's inputs]
 void pack_inputs(const bf16* x, int n_in, int n_tokens, int n_tiles, Input* packed) {
@@ -201,14 +264,18 @@ void run_item(const Product& p, const Scratch& scratch, int64_t token, int n_tok
               int64_t end) {
   const int n_in = p.weight->n_in;
   const int all_steps = static_cast<int>(divide_up(n_in, kStep));
-  // A single tile reads its weights once: nothing would stay in a cache, so K is walked in one go.
-  const int block_steps = n_tiles == 1 ? all_steps : kBlockSteps;
+  // Few inputs: each tile of weights is read from memory and used for all inputs while the next one is fetched; K in
+  // one go. Many: each tile of inputs stays in the first-level cache while the sub-block's weights pass from the
+  // second.
+  const bool few = n_tiles <= kFewTiles;
+  const int block_steps = few ? all_steps : kBlockSteps;
+  const int rows_per_tile = tile_rows(tile_begin(1, n_tiles, n_tokens));  // all tiles are on one side of kFewTokens
   const int outputs_per_block = p.gate_up ? kBlockRows / 2 : kBlockRows;
   for (int64_t output = begin; output < end; output += outputs_per_block) {
     const int n = static_cast<int>(smaller(outputs_per_block, end - output));
     // Weight rows of the sub-block; where it is not full the last one stands in, and its results are not written.
     const bf16* rows[kBlockRows];
-    int n_rows = static_cast<int>(divide_up(n, kRows)) * kRows;
+    const int n_rows = static_cast<int>(divide_up(n, kMostRows)) * kMostRows;
     for (int r = 0; r < n_rows; r++) {
       rows[r] = weight_row(*p.weight, output + (r < n ? r : n - 1));
       if (p.gate_up) rows[kBlockRows / 2 + r] = weight_row(*p.weight, p.n_out + output + (r < n ? r : n - 1));
@@ -216,23 +283,26 @@ void run_item(const Product& p, const Scratch& scratch, int64_t token, int n_tok
     for (int step = 0; step < all_steps; step += block_steps) {
       const bool last = step + block_steps >= all_steps;
       const int n_steps = last ? n_in / kStep - step : block_steps;
-      const Input* packed = scratch.packed;
-      for (int i = 0; i < n_tiles; i++) {
+      const int row_tiles = (p.gate_up ? 2 : 1) * n_rows / rows_per_tile;
+      for (int j = 0; j < row_tiles * n_tiles; j++) {
+        const int i = few ? j % n_tiles : j / row_tiles;
         const int first_token = tile_begin(i, n_tiles, n_tokens);
         const int size = tile_begin(i + 1, n_tiles, n_tokens) - first_token;
-        for (int half = 0; half < (p.gate_up ? 2 : 1); half++) {
-          for (int r = half * kBlockRows / 2; r < half * kBlockRows / 2 + n_rows; r += kRows) {
-            Tile tile;
-            for (int j = 0; j < kRows; j++) tile.rows[j] = rows[r + j] + static_cast<int64_t>(step) * kStep;
-            tile.input = packed + static_cast<int64_t>(step) * size;
-            tile.n_steps = n_steps;
-            tile.tail = last ? n_in % kStep : 0;
-            tile.saved = scratch.saved + r * kBlockTokens + first_token * kRows;
-            tile.sums = scratch.sums + first_token * kBlockRows + r;
-            run_tile(size, tile, step == 0, last);
-          }
+        int r = (few ? j / n_tiles : j % row_tiles) * rows_per_tile;
+        if (r >= n_rows) r += kBlockRows / 2 - n_rows;  // the rows of up
+        Tile tile;
+        for (int l = 0; l < rows_per_tile; l++) tile.rows[l] = rows[r + l] + static_cast<int64_t>(step) * kStep;
+        tile.input = scratch.packed + static_cast<int64_t>(first_token) * all_steps + static_cast<int64_t>(step) * size;
+        tile.n_steps = n_steps;
+        tile.tail = last ? n_in % kStep : 0;
+        tile.ahead = static_cast<int64_t>(rows_per_tile) * n_in;
+        tile.saved = scratch.saved + r * kBlockTokens + first_token * rows_per_tile;
+        tile.sums = scratch.sums + first_token * kBlockRows + r;
+        if (i == 0) {
+          run_tile<true>(size, tile, step == 0, last);
+        } else {
+          run_tile<false>(size, tile, step == 0, last);
         }
-        packed += static_cast<int64_t>(all_steps) * size;
       }
     }
     if (p.gate_up) {
@@ -251,8 +321,7 @@ void run_product(const Product& p, ThreadPool& pool) {
   const int64_t n_chunks = divide_up(p.n_out, chunk);
   const int64_t n_blocks = divide_up(p.n_rows, kBlockTokens);
   const int64_t block_tokens = smaller(p.n_rows, kBlockTokens);
-  const size_t packed_bytes =
-      sizeof(Input) * static_cast<size_t>(block_tokens * divide_up(p.weight->n_in, kStep));
+  const size_t packed_bytes = sizeof(Input) * static_cast<size_t>(block_tokens * divide_up(p.weight->n_in, kStep));
   const size_t saved_bytes = sizeof(F32) * kBlockRows * kBlockTokens;
   const size_t sums_bytes = sizeof(float) * kBlockTokens * kBlockRows;
   // Blocks of one chunk follow each other: threads that work at the same time share the chunk's weights in the cache.
