@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,15 @@ from qwen3app.text.tokenizer import Tokenizer
 
 TESTS = Path(__file__).resolve().parents[3]
 OFFICIAL = TESTS / "data" / "qwen3"
+
+
+def seconds_allowed(seconds: float) -> float:
+    """A time limit, ten times as long while coverage traces every line."""
+    return seconds * (10 if sys.gettrace() else 1)
+
+
+# Characters of a long text: a megabyte, but for coverage runs.
+MEGABYTE = 100_000 if sys.gettrace() else 1_000_000
 
 
 def golden(name: str) -> list[Any]:
@@ -73,9 +83,7 @@ def small_tokenizer(added: list[AddedToken | str], *, in_vocab: tuple[str, ...] 
 def model_dir(tmp_path: Path) -> Callable[..., Path]:
     """Writes a model directory: a small tokenizer plus any other files, JSON values or texts."""
 
-    def write(
-        added: list[AddedToken | str] | None = None, *, in_vocab: tuple[str, ...] = (), **files: Any
-    ) -> Path:
+    def write(added: list[AddedToken | str] | None = None, *, in_vocab: tuple[str, ...] = (), **files: Any) -> Path:
         tokens = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"] if added is None else added
         small_tokenizer(list(tokens), in_vocab=in_vocab).save(str(tmp_path / "tokenizer.json"))
         for name, value in files.items():

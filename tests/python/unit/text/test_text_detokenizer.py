@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qwen3app.text.detokenizer import Detokenizer
 from qwen3app.text.tokenizer import Tokenizer
 
-from .conftest import golden, official_tokenizer
+from .conftest import MEGABYTE, golden, official_tokenizer, seconds_allowed
 
 
 @pytest.mark.parametrize("case", golden("detok"))
@@ -29,7 +29,8 @@ def test_golden_streams(tokenizer: Tokenizer, case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["👩‍👩‍👧‍👦 🇨🇳 삼겹살 ďábelské 日本語", "𠀀𪛖 龘靐 ﷽ नमस्ते", "é" * 50, "🏴󠁧󠁢󠁥󠁮󠁧󠁿 ok", "\u0000\u007f\u0080\uffff\U0010ffff"]
+    "text",
+    ["👩‍👩‍👧‍👦 🇨🇳 삼겹살 ďábelské 日本語", "𠀀𪛖 龘靐 ﷽ नमस्ते", "é" * 50, "🏴󠁧󠁢󠁥󠁮󠁧󠁿 ok", "\u0000\u007f\u0080\uffff\U0010ffff"],
 )
 @pytest.mark.parametrize("by_bytes", [False, True])
 def test_b50_split_characters_are_never_replaced(tokenizer: Tokenizer, text: str, by_bytes: bool) -> None:
@@ -63,7 +64,7 @@ def test_cut_in_a_character_shows_one_replacement_at_the_end(tokenizer: Tokenize
     assert detokenizer.finish() == ""
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.one_of(st.integers(0, 255), st.integers(0, 151_700), st.integers(151_640, 151_670)), max_size=40),
     st.lists(st.integers(0, 40), max_size=10),
@@ -82,9 +83,9 @@ def test_any_ids_in_any_cut_equal_one_decode(ids: list[int], cuts: list[int], sk
 
 
 def test_time_does_not_grow_with_the_stream(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_plain("The quick brown fox 龘 🥺 ") * 20_000
+    ids = tokenizer.encode_plain("The quick brown fox 龘 🥺 ") * (MEGABYTE // 50)
     detokenizer = Detokenizer(tokenizer)
     begin = time.process_time()
     length = sum(len(detokenizer.push([token])) for token in ids)
-    assert time.process_time() - begin < 3  # 0.1 s; re-decoding the stream would take hours
+    assert time.process_time() - begin < seconds_allowed(3)  # 0.1 s; re-decoding the stream would take hours
     assert length == len(tokenizer.decode(ids))

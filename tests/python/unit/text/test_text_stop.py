@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from qwen3app.text.errors import TextError
 from qwen3app.text.stop import StopMatcher
 
+from .conftest import MEGABYTE, seconds_allowed
+
 
 def reference(text: str, stops: list[str], *, include: bool = False) -> tuple[str, str | None]:
     """The rule, read off the definition: the match that ends first, then the longest."""
@@ -60,6 +62,14 @@ def test_rest_is_the_text_behind_the_match() -> None:
     assert matcher.push("abc</thi") == "abc"
     assert matcher.push("nk>def") == ""
     assert matcher.rest == "def"
+
+
+def test_stop_that_a_long_push_completes() -> None:
+    matcher = StopMatcher(["abc", "cx"])
+    assert matcher.push("-ab") == "-"
+    assert matcher.push("c" + "x" * 200) == ""
+    assert matcher.matched == "abc"
+    assert matcher.rest == "x" * 200
 
 
 def test_include_stop_shows_the_stop_string() -> None:
@@ -125,13 +135,13 @@ def test_what_is_held_back_is_the_longest_true_beginning(text: str, stops: list[
 @pytest.mark.parametrize(
     ("text", "stop"),
     [
-        ("a" * 1_000_000, "a" * 1000 + "b"),
-        ("ab" * 500_000, "ab" * 500 + "c"),
-        ("word and word " * 71_429, " word words"),
-        ("\n" * 1_000_000, "\n" * 4096 + "x"),
+        ("a" * MEGABYTE, "a" * 1000 + "b"),
+        ("ab" * (MEGABYTE // 2), "ab" * 500 + "c"),
+        ("word and word " * (MEGABYTE // 14), " word words"),
+        ("\n" * MEGABYTE, "\n" * 4096 + "x"),
     ],
 )
-@pytest.mark.parametrize("size", [4, 1_000_000])
+@pytest.mark.parametrize("size", [4, MEGABYTE])
 def test_time_is_linear(text: str, stop: str, size: int) -> None:
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     begin = time.process_time()
@@ -140,4 +150,4 @@ def test_time_is_linear(text: str, stop: str, size: int) -> None:
     seconds = time.process_time() - begin
     assert shown == text
     # About 0.2 s on the development machine; quadratic work would take minutes.
-    assert seconds < 3
+    assert seconds < seconds_allowed(3)

@@ -189,7 +189,18 @@ def test_missing_directory_and_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"{}", b"null", b'"x"', b'{"version": "1.0"}', b"\xff\xfe", b"[" * 200000, b"version https://git-lfs"],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"null",
+        b'"x"',
+        b'{"version": "1.0"}',
+        b"\xff\xfe",
+        b"[" * 200000,
+        b"version https://git-lfs",
+    ],
 )
 def test_broken_tokenizer_json(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
@@ -292,6 +303,17 @@ def test_special_tokens_for_templates(model_dir: ModelDir) -> None:
         "eos_token": "<|im_end|>",
         "additional_special_tokens": ["<|im_start|>", "x"],
     }
+
+
+def test_tokenizer_without_normalizer(tmp_path: Path) -> None:
+    small_tokenizer([]).save(str(tmp_path / "tokenizer.json"))
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    spec["normalizer"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_plain("e\u0301")) == "e\u0301"
+    with pytest.raises(TypeError):
+        tokenizer.encode_raw(5)  # type: ignore[arg-type]
 
 
 def test_vocabulary_entry_outside_the_byte_alphabet(tmp_path: Path) -> None:
