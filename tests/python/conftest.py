@@ -1,0 +1,91 @@
+"""Fixtures that all Python tests share: a tiny checkpoint and a real server on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint of 2 M parameters in the official layout, with a tokenizer of 1,536 ids."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    command = [sys.executable, str(ROOT / "build_tools" / "make_checkpoint.py"), "--out", str(directory)]
+    subprocess.run([*command, "--shape", "tiny"], check=True, capture_output=True)
+    return directory
+
+
+@dataclass
+class RealServer:
+    """A `serve` process. url has no trailing slash; log is what it wrote to stderr so far."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8")
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
+        """Sends the signal and waits for the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+StartServer = Callable[..., RealServer]
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers: start_server(model_dir, *flags, wait=True). What still runs at the end is stopped."""
+    servers: list[RealServer] = []
+
+    def start(model_dir: Path, *flags: str, wait: bool = True) -> RealServer:
+        log_path = tmp_path_factory.mktemp("server") / "stderr"
+        command = [sys.executable, "-m", "qwen3app.cli", "serve", "--model", str(model_dir), "--port", "0"]
+        command += ["--threads", "2", "--kv-gb", "0.25", *flags]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(command, stderr=log, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment)
+        server = RealServer(process, "", log_path)
+        servers.append(server)
+        _wait_for(server, r'"event":"listening".*"message":"(http[^"]*)"')
+        found = re.search(r'"event":"listening".*"message":"(http[^"]*)"', server.log)
+        assert found is not None
+        server.url = found.group(1)
+        if wait:
+            _wait_for(server, r'"event":"ready"')
+        return server
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait(10)
+
+
+def _wait_for(server: RealServer, pattern: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not re.search(pattern, server.log):
+        assert server.process.poll() is None, f"the server ended: {server.log}"
+        assert time.monotonic() < deadline, f"the server did not say {pattern}: {server.log}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def real_server(start_server: StartServer, tiny_model_dir: Path) -> RealServer:
+    """One server on the tiny checkpoint, shared by the tests of a session. Do not stop it."""
+    return start_server(tiny_model_dir, "--max-ctx", "4096")
