@@ -43,15 +43,17 @@ class TurnStats:
     thought_tokens: int = 0
     seconds: float = 0.0
     first_seconds: float | None = None  # None: no token came
+    decode_seconds: float | None = None  # first token to last event by the engine's clock; None: it has not ended
     finish: str | None = None  # "stop", "length", "abort", "error"
     context_full: bool = False  # the context's end cut the answer, not max_tokens
 
     @property
     def tokens_per_second(self) -> float | None:
         """Speed after the first token, whose time is the prompt's; None where there is nothing to measure."""
-        if self.first_seconds is None or self.tokens < 2 or self.seconds <= self.first_seconds:
+        if self.first_seconds is None or self.tokens < 2:
             return None
-        return (self.tokens - 1) / (self.seconds - self.first_seconds)
+        seconds = self.decode_seconds or self.seconds - self.first_seconds
+        return (self.tokens - 1) / seconds if seconds > 0 else None
 
 
 @dataclass(slots=True)
@@ -130,6 +132,7 @@ class ChatSession:
             stats.seconds = time.monotonic() - started
             if self._generation is not None:
                 usage = self._generation.usage
+                stats.decode_seconds = self._generation.timings.decode
                 stats.tokens = usage.completion_tokens
                 stats.cached_tokens = usage.cached_tokens
                 stats.thought_tokens = usage.reasoning_tokens

@@ -77,7 +77,7 @@ class VerifyReport:
     directory: Path
     files: list[FileReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: float = 0.0  # of reading; the structure is checked before
 
     @property
     def bytes(self) -> int:
@@ -110,9 +110,9 @@ def check_structure(model_dir: Path) -> Iterator[str]:
 
 def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None) -> VerifyReport:
     """Runs all checks. on_bytes: told how many bytes have been read so far."""
-    started = time.monotonic()
     report = VerifyReport(model_dir)
     report.problems += check_structure(model_dir)
+    started = time.monotonic()
     tensors: dict[str, list[TensorEntry]] = {}
     try:
         for path in weight_files(model_dir):

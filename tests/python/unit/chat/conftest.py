@@ -15,7 +15,7 @@ from rich.console import Console
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.session import ChatSession
 from qwen3app.errors import GenerationError
-from qwen3app.runtime.generation import ChoiceDelta, Usage
+from qwen3app.runtime.generation import ChoiceDelta, Timings, Usage
 from qwen3app.runtime.params import GenerationParams
 from qwen3app.text.errors import TextError
 from qwen3app.text.generation_config import SamplingDefaults
@@ -57,6 +57,7 @@ class FakeGeneration:
 
     def __init__(self, n_prompt: int, script: Sequence[Step], finish: str, hang: bool, fails: bool) -> None:
         self.usage = Usage(prompt_tokens=n_prompt, cached_tokens=min(2, n_prompt))
+        self.timings = Timings()
         self.cancelled = asyncio.Event()
         self.closed = False
         self._steps = list(script)

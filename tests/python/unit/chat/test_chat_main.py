@@ -13,7 +13,8 @@ import pytest
 from qwen3app.chat import main as chat_main
 from qwen3app.chat.main import ChatOptions, run_chat
 from qwen3app.errors import ModelError, UsageError
-from qwen3app.runtime import loaded_model, runtime as runtime_module
+from qwen3app.runtime import loaded_model
+from qwen3app.runtime import runtime as runtime_module
 from qwen3app.settings import EngineSettings
 
 

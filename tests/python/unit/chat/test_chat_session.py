@@ -77,7 +77,7 @@ async def test_a_full_context_is_one_sentence_with_advice(session: ChatSession, 
     with pytest.raises(ContextFull, match=f"has {length} tokens and the context holds 1000: ask something shorter"):
         await ask(session, "x" * length)
     await ask(session, "x" * 999)
-    with pytest.raises(ContextFull, match="use /reset to begin a new one.*--max-ctx"):
+    with pytest.raises(ContextFull, match=r"use /reset to begin a new one.*--max-ctx"):
         await ask(session, "y")
     assert len(runtime.generations) == 1
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
@@ -133,6 +133,7 @@ async def test_an_answer_that_stayed_a_thought_is_kept(session: ChatSession, run
 
 def test_speed_counts_the_tokens_after_the_first() -> None:
     assert TurnStats(tokens=11, seconds=3.0, first_seconds=1.0).tokens_per_second == 5.0
+    assert TurnStats(tokens=11, seconds=3.0, first_seconds=1.0, decode_seconds=0.5).tokens_per_second == 20.0
     assert TurnStats(tokens=1, seconds=3.0, first_seconds=1.0).tokens_per_second is None
     assert TurnStats(tokens=5, seconds=3.0).tokens_per_second is None
     assert TurnStats(tokens=5, seconds=1.0, first_seconds=1.0).tokens_per_second is None
