@@ -107,8 +107,14 @@ qwen3_status with_sequence(qwen3_sequence* sequence, const char* function, const
 
 // Structs only grow at their end. A host that was compiled against a newer header may pass a longer one, as long as the
 // part that this library does not know is zero.
+constexpr size_t kLargestStruct = 4096;  // more is a struct_size that nobody set
+
 template <typename Struct>
 void check_size(const char* name, size_t size) {
+  if (size > kLargestStruct)
+    invalid(std::string(name) + ".struct_size is " + std::to_string(size) +
+            ", which no version of it can be; call the "
+            "_init function");
   if (size < sizeof(Struct))
     invalid(std::string(name) + ".struct_size is " + std::to_string(size) + ", this library needs at least " +
             std::to_string(sizeof(Struct)) + "; call the _init function");
@@ -315,9 +321,9 @@ qwen3_status qwen3_score_logprobs(qwen3_engine* owner, const int32_t* tokens, si
 }
 
 qwen3_status qwen3_sequence_open(qwen3_engine* owner, qwen3_sequence** sequence) {
+  if (sequence != nullptr) *sequence = nullptr;
   return with_engine(owner, "qwen3_sequence_open", [&](Engine&) -> qwen3_status {
     if (sequence == nullptr) invalid("qwen3_sequence_open: sequence is NULL");
-    *sequence = nullptr;
     *sequence = new qwen3_sequence{owner, {}};
     return QWEN3_OK;
   });

@@ -98,7 +98,7 @@ void Engine::cancel(uint64_t id, int32_t index) {
 
 void Engine::set_mask(uint64_t id, int32_t index, int64_t output_index, std::span<const uint32_t> mask) {
   const std::lock_guard lock(mutex_);
-  check_open();
+  if (closing_) throw Error(Status::kClosed, "the engine is being closed");
   const auto found = requests_.find(id);
   if (found == requests_.end()) throw Error(Status::kNotFound, "no request " + std::to_string(id) + " is alive");
   Sample& sample = alive_sample(*found->second, index);
@@ -111,9 +111,11 @@ void Engine::set_mask(uint64_t id, int32_t index, int64_t output_index, std::spa
   if (mask.size() < n_words)
     throw Error(Status::kInvalidArgument,
                 "the mask has " + std::to_string(mask.size()) + " words, " + std::to_string(n_words) + " are needed");
-  if (std::all_of(mask.begin(), mask.begin() + static_cast<int64_t>(n_words), [](uint32_t word) { return word == 0; }))
+  std::vector<uint32_t> allowed(mask.begin(), mask.begin() + static_cast<int64_t>(n_words));
+  if (const int rest = info_.n_token_ids % 32; rest != 0) allowed.back() &= (1u << rest) - 1;  // bits without an id
+  if (std::all_of(allowed.begin(), allowed.end(), [](uint32_t word) { return word == 0; }))
     throw Error(Status::kInvalidArgument, "the mask allows no id");
-  sample.mask.assign(mask.begin(), mask.begin() + static_cast<int64_t>(n_words));
+  sample.mask = std::move(allowed);
   sample.mask_index = output_index;
   wake_.notify_one();
 }
@@ -291,21 +293,22 @@ size_t Engine::commit(const StepPlan& plan) {
     if (alive && sample.request->prompt_logprobs && sample.index == 0 && sample.n_prompt_scored == 0)
       push_prompt_token(sample, sample.n_prompt_scored++, nullptr);
     for (; row < row_owners_.size() && row_owners_[row].chunk == &chunk; row++) {
-      if (!alive) continue;
-      if (row_owners_[row].prompt_index < 0)
-        sampled = &results_[row];
+      if (!alive || (sampled != nullptr && !sampled->finite)) continue;
+      const SampleResult& result = results_[row];
+      if (row_owners_[row].prompt_index < 0 || !result.finite)  // a broken row ends the sample wherever it is
+        sampled = &result;
       else
-        push_prompt_token(sample, sample.n_prompt_scored++, &results_[row]);
+        push_prompt_token(sample, sample.n_prompt_scored++, &result);
     }
     if (!alive) continue;
-    scheduler_->commit(chunk);
-    if (!chunk.samples) continue;
-    if (sampled == nullptr && sample.request->max_tokens > 0) {
+    if (sampled == nullptr && chunk.samples && sample.request->max_tokens > 0) {
       scheduler_->postpone(chunk);
       n_postponed++;
-    } else {
-      commit_sample(sample, sampled);
+      continue;
     }
+    // Broken KV is not committed, so that no other request finds it.
+    if (sampled == nullptr || sampled->finite) scheduler_->commit(chunk);
+    if (sampled != nullptr || chunk.samples) commit_sample(sample, sampled);
   }
   return n_postponed;
 }
@@ -363,8 +366,13 @@ void Engine::fail(Status status, const std::string& message) {
   log(QWEN3_LOG_ERROR,
       std::string(status == Status::kDeviceError ? "the device failed: " : "the engine failed: ") + message);
   for (auto& [id, request] : requests_) {
-    for (const auto& sample : request->samples)
-      if (sample->state != SequenceState::kEnded) finish(*sample, QWEN3_FINISH_ERROR);
+    for (const auto& sample : request->samples) {
+      if (sample->state == SequenceState::kEnded) continue;
+      try {
+        finish(*sample, QWEN3_FINISH_ERROR);
+      } catch (const Error&) {  // the fault that brought us here may be in the pool's own books; the event is out
+      }
+    }
   }
   requests_.clear();
   retired_.clear();
@@ -374,7 +382,6 @@ void Engine::fail(Status status, const std::string& message) {
 // ------------------------------------------------------------------------------------------------ with the mutex held
 
 void Engine::finish(Sample& sample, qwen3_finish_reason reason, int32_t token) {
-  scheduler_->remove(&sample);
   Request& request = *requests_.at(sample.request->id);
   request.n_alive--;
   switch (reason) {
@@ -408,6 +415,7 @@ void Engine::finish(Sample& sample, qwen3_finish_reason reason, int32_t token) {
   event.started_ns = sample.started_ns;
   event.first_token_ns = sample.first_token_ns;
   events_.push(event);
+  scheduler_->remove(&sample);
 }
 
 void Engine::retire(uint64_t id) {

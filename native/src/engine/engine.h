@@ -40,8 +40,11 @@ struct ManualSequence {
 
 class Engine {
  public:
-  // Loads the model and starts the worker; see qwen3_engine_open for errors.
-  Engine(const std::string& model_dir, const qwen3_options& options);
+  using OpenBackend = std::function<std::unique_ptr<Ops>(const BackendOptions&)>;
+
+  // Loads the model and starts the worker; see qwen3_engine_open for errors. `open` is a parameter so that tests can
+  // put a device of their own under the engine.
+  Engine(const std::string& model_dir, const qwen3_options& options, const OpenBackend& open = open_backend);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -67,7 +70,7 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
 
   // -- opening
-  void load(const std::string& model_dir, const qwen3_options& options);
+  void load(const std::string& model_dir, const qwen3_options& options, const OpenBackend& open);
   void log(qwen3_log_level level, const std::string& line) const;
   bool progress(const char* phase, uint64_t done, uint64_t total) const;
 

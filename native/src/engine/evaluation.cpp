@@ -9,15 +9,27 @@
 
 namespace qwen3 {
 
-// Runs `work` on the worker thread and returns when it is done; its exceptions come out here.
+// Runs `work` on the worker thread and returns when it is done; its exceptions come out here. A device that fails
+// during it fails the engine, as in a step.
 template <typename Work>
 void Engine::on_worker(const Work& work) {
-  const auto task = std::make_shared<std::packaged_task<void()>>(work);
+  auto task = std::make_shared<std::packaged_task<void()>>([this, &work] {
+    try {
+      work();
+    } catch (const Error& error) {
+      if (error.status() == Status::kDeviceError) {
+        const std::lock_guard lock(mutex_);
+        fail(error.status(), error.what());
+      }
+      throw;
+    }
+  });
   std::future<void> done = task->get_future();
   {
     const std::lock_guard lock(mutex_);
     check_open();
-    jobs_.push_back([task] { (*task)(); });
+    // The queue alone owns the task: when it is dropped there, the future learns of it.
+    jobs_.push_back([task = std::move(task)] { (*task)(); });
   }
   wake_.notify_one();
   try {

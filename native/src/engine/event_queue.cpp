@@ -50,7 +50,9 @@ qwen3_status EventQueue::take(qwen3_event* events, size_t event_size, size_t cap
     event.first_logprob = static_cast<uint32_t>(n_alternatives);
     for (uint32_t i = 0; i < event.n_logprobs; i++, alternatives_.pop_front())
       alternatives[n_alternatives++] = alternatives_.front();
-    std::memcpy(out + *n * event_size, &event, std::min(event_size, sizeof event));
+    // event_size is at least sizeof event; what a newer host has beyond it reads as zero.
+    std::memcpy(out + *n * event_size, &event, sizeof event);
+    std::memset(out + *n * event_size + sizeof event, 0, event_size - sizeof event);
     events_.pop_front();
   }
   return *n > 0 ? QWEN3_OK : QWEN3_TIMEOUT;

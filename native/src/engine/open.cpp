@@ -92,15 +92,16 @@ void copy_text(char (&out)[N], const std::string& text) {
 
 }  // namespace
 
-Engine::Engine(const std::string& model_dir, const qwen3_options& options) : options_(options) {
+Engine::Engine(const std::string& model_dir, const qwen3_options& options, const OpenBackend& open)
+    : options_(options) {
   check_options(options);
-  load(model_dir, options);
+  load(model_dir, options, open);
   // Pointers of the host's that were only valid during the call.
   options_.device = options_.kernels = nullptr;
   worker_ = std::thread([this] { run(); });
 }
 
-void Engine::load(const std::string& model_dir, const qwen3_options& options) {
+void Engine::load(const std::string& model_dir, const qwen3_options& options, const OpenBackend& open) {
   const auto started = std::chrono::steady_clock::now();
   const auto text = [](const char* value) { return std::string(value != nullptr && *value != '\0' ? value : "auto"); };
   const auto report = [this](const char* phase, uint64_t done, uint64_t total) {
@@ -112,7 +113,7 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options) {
   if (options.yarn_factor != 0) apply_yarn(config, options.yarn_factor);
   check_range("n_token_ids", options.n_token_ids, 0, config.vocab);
   std::unique_ptr<Ops> ops =
-      open_backend({.device = text(options.device), .kernels = text(options.kernels), .threads = options.threads});
+      open({.device = text(options.device), .kernels = text(options.kernels), .threads = options.threads});
   const DeviceInfo device = ops->info();
   Checkpoint checkpoint = Checkpoint::open(model_dir, config);
   report("map", 1, 1);

@@ -53,10 +53,15 @@ PrefixCache::Hit PrefixCache::find(EntryId parent, std::string_view salt, std::s
 
 EntryId PrefixCache::publish(BlockId block, EntryId parent, std::string_view salt, std::span<const int32_t> tokens) {
   if (tokens.size() != block_size_) throw Error(Status::kInternal, "only full KV blocks can be published");
+  Entry& entry = entries_[static_cast<size_t>(block)];
+  if (entry.id != kRoot) {
+    const std::span<const int32_t> stored = tokens_of(block);
+    if (!std::equal(tokens.begin(), tokens.end(), stored.begin(), stored.end()))
+      throw Error(Status::kInternal, "KV block " + std::to_string(block) + " was published twice with other tokens");
+    return entry.id;
+  }
   if (const Hit hit = find(parent, salt, tokens); hit.block != kNoBlock) return hit.entry;
   if (parent != kRoot) salt = {};
-  Entry& entry = entries_[static_cast<size_t>(block)];
-  if (entry.id != kRoot) throw Error(Status::kInternal, "KV block " + std::to_string(block) + " was published twice");
   pool_.set_published(block, true);
   entry = {next_entry_++, parent, hash_(parent, salt, tokens), std::string(salt)};
   std::copy(tokens.begin(), tokens.end(),

@@ -41,7 +41,8 @@ class PrefixCache {
   Hit find(EntryId parent, std::string_view salt, std::span<const int32_t> tokens) const;
 
   // Makes a used block that holds `tokens` after `parent` findable, and returns its entry. If another block has the
-  // same content already, that one's entry is returned and `block` stays unpublished.
+  // same content already, that one's entry is returned and `block` stays unpublished. A block that is published keeps
+  // its entry: samples of one request publish the blocks that they share, each on its own.
   EntryId publish(BlockId block, EntryId parent, std::string_view salt, std::span<const int32_t> tokens);
 
   size_t n_entries() const { return by_hash_.size(); }

@@ -93,8 +93,8 @@ bool Scheduler::admit(Sequence* sequence) {
 void Scheduler::take_shared_blocks(Sequence* sequence) {
   const int64_t limit = (static_cast<int64_t>(sequence->tokens.size()) - 1) / limits_.block_size;
   if (const Sequence* sibling = sibling_with_prompt(sequence); sibling != nullptr) {
-    const int64_t n_shared = std::min(limit, sequence->n_prompt / limits_.block_size);
-    for (int64_t i = 0; i < n_shared; i++) sequence->blocks.push_back(sibling->blocks[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < n_shared_blocks(sequence); i++)
+      sequence->blocks.push_back(sibling->blocks[static_cast<size_t>(i)]);
     for (const BlockId block : sequence->blocks) pool_.acquire(block);
   } else if (prefix_cache_ != nullptr && sequence->reads_prefix_cache) {
     EntryId parent = kRoot;
@@ -114,10 +114,16 @@ void Scheduler::take_shared_blocks(Sequence* sequence) {
   sequence->n_computed = static_cast<int64_t>(sequence->blocks.size()) * limits_.block_size;
 }
 
+// Full blocks of the prompt that every sample of a group reads and none writes: each computes the last prompt token.
+int64_t Scheduler::n_shared_blocks(const Sequence* sequence) const {
+  return (sequence->n_prompt - 1) / limits_.block_size;
+}
+
 const Sequence* Scheduler::sibling_with_prompt(const Sequence* sequence) const {
   if (!sequence->group) return nullptr;
+  const int64_t n_shared_tokens = n_shared_blocks(sequence) * limits_.block_size;
   for (const Sequence* sibling : *sequence->group) {
-    if (sibling != sequence && sibling->state == SequenceState::kRunning && sibling->n_computed >= sibling->n_prompt)
+    if (sibling != sequence && sibling->state == SequenceState::kRunning && sibling->n_computed >= n_shared_tokens)
       return sibling;
   }
   return nullptr;
@@ -170,8 +176,15 @@ void Scheduler::add_chunk(Sequence* sequence) {
 }
 
 void Scheduler::commit(const Chunk& chunk) {
-  Sequence* sequence = chunk.sequence;
-  sequence->n_computed = chunk.begin + chunk.n_tokens;
+  commit_tokens(chunk.sequence, chunk.begin + chunk.n_tokens);
+}
+
+void Scheduler::postpone(const Chunk& chunk) {
+  commit_tokens(chunk.sequence, chunk.begin + chunk.n_tokens - 1);
+}
+
+void Scheduler::commit_tokens(Sequence* sequence, int64_t n_computed) {
+  sequence->n_computed = n_computed;
   if (prefix_cache_ == nullptr) return;
   const int64_t n_full = sequence->n_computed / limits_.block_size;
   for (; sequence->n_published < n_full; sequence->n_published++) {
@@ -181,10 +194,6 @@ void Scheduler::commit(const Chunk& chunk) {
     sequence->last_entry =
         prefix_cache_->publish(sequence->blocks[block], sequence->last_entry, sequence->cache_salt, tokens);
   }
-}
-
-void Scheduler::postpone(const Chunk& chunk) {
-  chunk.sequence->n_computed = chunk.begin + chunk.n_tokens - 1;
 }
 
 void Scheduler::check(int n_held) const {

@@ -9,7 +9,8 @@
 // - A sequence is admitted when its prompt's blocks are there (full blocks found in the prefix cache are shared); its
 //   output takes blocks one by one. If none is left, the running sequence that would run last loses its blocks and
 //   waits again (preemption by recompute), at its old place in the order.
-// - Nothing overtakes the head of the queue, except that a sample steps aside while a sibling computes their prompt.
+// - Nothing overtakes the head of the queue, except that a sample steps aside while a sibling computes the blocks that
+//   they will share.
 // The engine's mutex guards it.
 #pragma once
 
@@ -60,10 +61,11 @@ class Scheduler {
 
   // The next step. Valid until the next call; no chunk if nothing can run now.
   const StepPlan& plan();
-  // To be called for each chunk of the plan, once computed, unless its sequence was removed meanwhile. Afterwards the
-  // engine appends the sampled token, or calls postpone().
+  // One of the two is to be called for each chunk of the plan, once computed, unless its sequence was removed
+  // meanwhile. The chunk's KV is in the blocks; the engine then appends the token if the chunk samples one.
   void commit(const Chunk& chunk);
-  // The chunk's token could not be sampled: its last position is computed again in the next step.
+  // The chunk's token could not be sampled: its last position is computed again in the next step, and so its block is
+  // not shared before that.
   void postpone(const Chunk& chunk);
 
   // Throws Error(kInternal) if blocks and sequences disagree. n_held: blocks that others took from the pool.
@@ -85,6 +87,8 @@ class Scheduler {
   void preempt(Sequence* sequence);
   void release_blocks(Sequence* sequence);
   void add_chunk(Sequence* sequence);
+  void commit_tokens(Sequence* sequence, int64_t n_computed);
+  int64_t n_shared_blocks(const Sequence* sequence) const;
   int64_t blocks_for(int64_t n_tokens) const { return (n_tokens + limits_.block_size - 1) / limits_.block_size; }
 
   const SchedulerLimits limits_;
