@@ -59,6 +59,13 @@ bool exists(const std::string& path) {
   }
 }
 
+// A file of the same directory that the system can name and a message can show.
+bool is_plain_shard_name(std::string_view name) {
+  constexpr std::size_t kMaxNameBytes = 255;  // NAME_MAX
+  return ends_with(name, ".safetensors") && name.size() <= kMaxNameBytes &&
+         std::all_of(name.begin(), name.end(), [](char c) { return c >= 0x20 && c <= 0x7e && c != '/' && c != '\\'; });
+}
+
 // tensor name -> shard's file name. Empty when there is no index.
 std::map<std::string, std::string> read_index(const std::string& path) {
   std::map<std::string, std::string> shard_of;
@@ -70,8 +77,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
     if (!file.is_string())
       bad(path + " maps tensor " + quote(tensor) + " to " + describe(file) + ", expected a file name");
     const auto& name = file.get_ref<const std::string&>();
-    if (name.find('/') != std::string::npos || name.find('\\') != std::string::npos ||
-        name.find('\0') != std::string::npos || !ends_with(name, ".safetensors")) {
+    if (!is_plain_shard_name(name)) {
       bad(path + " maps tensor " + quote(tensor) + " to " + quote(name) +
           ", expected the name of a .safetensors file in the same directory");
     }

@@ -339,11 +339,14 @@ TEST("checkpoint: broken indexes") {
   refused(R"({"weight_map":{}})", "has an empty weight_map");
   refused(R"({"weight_map":{"a":3}})", R"(maps tensor "a" to 3, expected a file name)");
   refused(R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})", R"(has the key "a" twice)");
-  for (const std::string name : {"../x.safetensors", "/etc/x.safetensors", "..", "", "a/b.safetensors",
-                                 "a\\\\b.safetensors", "a\\u0000.safetensors", "model.bin"}) {
+  for (const std::string name :
+       {"../x.safetensors", "/etc/x.safetensors", "..", "", "a/b.safetensors", "a\\\\b.safetensors",
+        "a\\u0000.safetensors", "a\\u001b.safetensors", "\\u00e4.safetensors", "model.bin"}) {
     refused(R"({"weight_map":{"a":")" + name + "\"}}",
             "expected the name of a .safetensors file in the same directory");
   }
+  refused(R"({"weight_map":{"a":")" + std::string(300, 'x') + ".safetensors\"}}",
+          "expected the name of a .safetensors");
   refused(std::string(9 << 20, ' '), "has 9437184 bytes, the limit is 8388608");
   dir.remove("model.safetensors.index.json");
   std::filesystem::create_directory(dir / "model.safetensors.index.json");

@@ -159,23 +159,48 @@ def native_tests() -> Path | None:
     return programs[-1] if programs else None
 
 
-@pytest.mark.skipif(native_tests() is None, reason="the native tests are not built (make test-native)")
+needs_native_tests = pytest.mark.skipif(
+    native_tests() is None, reason="the native tests are not built (make test-native)"
+)
+
+
+def engine_listing(directory: Path) -> dict[str, str]:
+    """As reference_listing, by the engine's reader."""
+    program = native_tests()
+    assert program is not None
+    done = subprocess.run(
+        [program, "checkpoint: list"],
+        env=os.environ | {"QWEN3_LIST_MODEL": str(directory)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " crc " in line)
+
+
+@needs_native_tests
 @pytest.mark.parametrize(
     "arguments", [{}, {"shards": 4, "tied": False, "layout": 5}, {"dtype": "fp16"}, {"dtype": "fp32"}]
 )
 def test_the_engine_reads_what_the_reference_library_reads(tmp_path: Path, arguments: dict[str, Any]) -> None:
     maker.make_checkpoint(tmp_path, **arguments)
-    program = native_tests()
-    assert program is not None
-    done = subprocess.run(
-        [program, "checkpoint: list"],
-        env=os.environ | {"QWEN3_LIST_MODEL": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = [line.split(" ", 1) for line in done.stdout.splitlines() if " crc " in line]
-    assert dict(lines) == reference_listing(tmp_path)
+    assert engine_listing(tmp_path) == reference_listing(tmp_path)
+
+
+@needs_native_tests
+@pytest.mark.parametrize("yarn", [None, 4.0])
+def test_the_engine_reads_what_transformers_writes(tmp_path: Path, yarn: float | None) -> None:
+    """A checkpoint that transformers loaded and saved again, in its own layout and shards."""
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.disable_progress_bar()
+    maker.make_checkpoint(tmp_path / "ours", yarn=yarn)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="1MB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    config = read_config(tmp_path / "theirs")
+    assert "rope_parameters" in config  # the layout of transformers 5
+    assert "dtype" in config
+    assert engine_listing(tmp_path / "theirs") == reference_listing(tmp_path / "ours")
 
 
 def test_sharded_files_and_index(tmp_path: Path) -> None:
