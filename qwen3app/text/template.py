@@ -297,7 +297,8 @@ class ChatTemplate:
         for mark, span_ids in zip(marks, encoded[1:], strict=True):
             ids.append(self._marks.ids[mark])
             ids += span_ids
-        text = self._marks.unmark(marked)
+        parts[1::2] = [self._marks.texts[mark] for mark in marks]
+        text = "".join(parts)
         return RenderedPrompt(ids, text, self._ends_in_thought(ids, text))
 
     def _ends_in_thought(self, ids: list[int], text: str) -> bool:

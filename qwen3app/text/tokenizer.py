@@ -13,6 +13,7 @@ Threads: any. The caches only ever gain equal values; the span cache has a lock.
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from array import array
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as HfTokenizer
 
 from qwen3app.text.errors import TextError, check_unicode
@@ -30,6 +31,48 @@ from qwen3app.text.files import read_json_object, read_optional_json_object, rea
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
+
+# The pre-tokenizer of all Qwen2 and Qwen3 tokenizers, as the library writes it out. Only for this one it is known where
+# a text can be cut without changing its tokens: behind a newline that a visible character follows, between an ASCII
+# letter and a space before another letter, and between a Chinese character and punctuation. At each of these a match of
+# the expression ends, the next begins, neither looks across, and NFC composes nothing.
+_QWEN_PRE_TOKENIZER = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {
+            "type": "Split",
+            "pattern": {
+                "Regex": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+                r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+            },
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+    ],
+}
+_SAFE_CUT = re.compile(
+    r"\n(?=[!-~\u4e00-\u9fff])"
+    r"|(?<=[A-Za-z])(?= [A-Za-z])"
+    r"|(?<=[\u4e00-\u9fff])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+)
+# The library's cost per character grows with the length of the text. Measured on 34,000 characters of English, CPU per
+# 1,000 tokens: in one piece 1.9 ms, in pieces of 200 characters 1.1, of 800 to 3,200 1.0; and pieces use all cores.
+_PIECE_CHARACTERS = 800
+
+
+def _cut(text: str) -> list[str]:
+    """The text in pieces of about _PIECE_CHARACTERS whose tokens together are those of the text."""
+    pieces, begin = [], 0
+    while len(text) - begin > 2 * _PIECE_CHARACTERS:
+        match = _SAFE_CUT.search(text, begin + _PIECE_CHARACTERS)
+        if match is None:
+            break
+        pieces.append(text[begin : match.end()])
+        begin = match.end()
+    pieces.append(text[begin:] if begin else text)
+    return pieces
+
 
 # Spans of chat prompts repeat from turn to turn (system prompt, tools, history): their ids are kept, up to this many
 # characters of text in all. At 4 bytes of ids a character at worst this is 16 MiB of text and ids.
@@ -93,6 +136,9 @@ class Tokenizer:
         if hf.pre_tokenizer is not None:
             self._plain.pre_tokenizer = hf.pre_tokenizer
 
+        pre_tokenizer = json.loads(hf.pre_tokenizer.__getstate__()) if hf.pre_tokenizer is not None else None
+        self._can_cut = pre_tokenizer == _QWEN_PRE_TOKENIZER and _is_nfc_or_none(hf)
+
         added: dict[int, AddedToken] = hf.get_added_tokens_decoder()
         vocab = hf.get_vocab(with_added_tokens=False)
         self.n_ids: int = 1 + max(max(vocab.values(), default=-1), max(added, default=-1))
@@ -115,6 +161,16 @@ class Tokenizer:
                     f"{source} makes the single character {added[token].content!r} a control token, so text could not "
                     "be kept apart from control; remove it from added_tokens."
                 )
+
+        # Raw text can be cut too unless an added token might lie across the cut or take the white space beside it.
+        self._can_cut_raw = self._can_cut and not any(
+            token.lstrip
+            or token.rstrip
+            or token.single_word
+            or token.normalized
+            or _SAFE_CUT.search(f"a{token.content}a")
+            for token in added.values()
+        )
 
         control = {i: token.content for i, token in added.items()}
         self._all_pieces = _Pieces(hf, control, frozenset())
@@ -195,12 +251,21 @@ class Tokenizer:
         return [fresh[span] if ids is None else ids for span, ids in zip(spans, found, strict=True)]
 
     def _encode(self, hf: HfTokenizer, texts: Sequence[str]) -> list[list[int]]:
+        can_cut = self._can_cut_raw if hf is self._raw else self._can_cut
+        whole: list[list[int]] = []
         try:
-            return [encoding.ids for encoding in hf.encode_batch_fast(list(texts), add_special_tokens=False)]
+            cuts = [_cut(text) if can_cut else [text] for text in texts]
+            encodings = iter(hf.encode_batch_fast([piece for cut in cuts for piece in cut], add_special_tokens=False))
+            for cut in cuts:
+                ids = next(encodings).ids
+                for _ in range(len(cut) - 1):
+                    ids += next(encodings).ids
+                whole.append(ids)
         except TypeError:
             for text in texts:
                 check_unicode(text)
             raise
+        return whole
 
     def _encode_guarded(self, text: str) -> list[int]:
         """encode_plain for a vocabulary that also holds control tokens as ordinary entries."""
@@ -242,6 +307,10 @@ def _is_byte_level(hf: HfTokenizer) -> bool:
     decoder = hf.decoder
     # A Sequence shows its parts only in its serialized form.
     return isinstance(decoder, decoders.ByteLevel) or (decoder is not None and "ByteLevel" in str(decoder))
+
+
+def _is_nfc_or_none(hf: HfTokenizer) -> bool:
+    return hf.normalizer is None or isinstance(hf.normalizer, normalizers.NFC)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:

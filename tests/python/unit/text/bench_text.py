@@ -20,7 +20,8 @@ from qwen3app.text.tokenizer import Tokenizer  # noqa: E402
 MODEL = ROOT / "tests" / "data" / "qwen3"
 PROSE = (
     "The scheduler gives each step a token budget: running requests decode first, then prompts come in chunks, and a "
-    "long prompt never stalls the others for more than one chunk (see section 4). 迭代背景 and `code_like_this(1024)`.\n\n"
+    "long prompt never stalls the others for more than one chunk (see section 4). 迭代背景 and "
+    "`code_like_this(1024)`.\n\n"
 )
 
 
