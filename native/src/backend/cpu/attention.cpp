@@ -55,6 +55,11 @@ QWEN3_INLINE F32 dot_query(F32 acc, const Query* q, BF16 key) {
 }
 #endif
 
+// Into the second-level cache: a tile's working set fills the first.
+QWEN3_INLINE void prefetch(const bf16* p) {
+  __builtin_prefetch(p, 0, 2);
+}
+
 // A thread's working set.
 struct Tile {
   alignas(64) float s[kTileRows * kStep];        // [row][key of the step]
@@ -77,9 +82,11 @@ struct TilePlan {
 
 constexpr int kPartialFloats = kHeadDim + 16;  // o, then m and l; a multiple of 64 bytes
 
-// s[row][key] of one block: q [kRows][128], k one head's keys of a block, s [kRows][kStep].
+// s[row][key] of one block: q [kRows][128], k one head's keys of a block, s [kRows][kStep]. Meanwhile `next`, the keys
+// that follow, come into the cache: blocks lie anywhere in memory, so the processor's own prefetcher starts anew at
+// each.
 template <int kRows>
-QWEN3_INLINE void score_rows(const Query* q, const bf16* k, float scale, float* s) {
+[[gnu::noinline]] void score_tile(const Query* q, const bf16* k, const bf16* next, float scale, float* s) {
   constexpr int kVectors = 2;
   for (int key = 0; key < kBlockSize; key += kVectors * kLanes) {
     F32 acc[kRows][kVectors];
@@ -88,6 +95,8 @@ QWEN3_INLINE void score_rows(const Query* q, const bf16* k, float scale, float* 
     for (int d = 0; d < kHeadDim; d += 2) {
       const BF16 k0 = load_pairs(k + key_offset(key, d));
       const BF16 k1 = load_pairs(k + key_offset(key + kLanes, d));
+      prefetch(next + key_offset(key, d));
+      if (kVectors * kLanes > 16) prefetch(next + key_offset(key + 16, d));
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; r++) {
         acc[r][0] = dot_query(acc[r][0], q + r * kHeadDim + d, k0);
@@ -102,14 +111,10 @@ QWEN3_INLINE void score_rows(const Query* q, const bf16* k, float scale, float* 
   }
 }
 
-template <int kRows>
-[[gnu::noinline]] void score_tile(const Query* q, const bf16* k, float scale, float* s) {
-  score_rows<kRows>(q, k, scale, s);
-}
-
 // o[row] = o[row] * alpha[row] + sum over keys of s[row][key] * v[key]; v: one head's values of each block of the step.
 template <int kRows>
-[[gnu::noinline]] void value_tile(const float* s, const float* alpha, const bf16* const* v, int n_keys, float* o) {
+[[gnu::noinline]] void value_tile(const float* s, const float* alpha, const bf16* const* v, const bf16* const* next,
+                                  int n_keys, float* o) {
   for (int unit = 0; unit < kUnits; unit++) {
     F32 low[kRows], high[kRows];
     float* o_unit = o + unit * 2 * kLanes;
@@ -120,10 +125,12 @@ template <int kRows>
     }
     for (int first = 0; first < n_keys; first += kBlockSize) {
       const bf16* line = v[first / kBlockSize] + value_offset(0, unit * 2 * kLanes);
+      const bf16* next_line = next[first / kBlockSize] + value_offset(0, unit * 2 * kLanes);
       const float* p = s + first;
       const int n = n_keys - first < kBlockSize ? n_keys - first : kBlockSize;
-      for (int key = 0; key < n; key++, line += kValueChunk, p++) {
+      for (int key = 0; key < n; key++, line += kValueChunk, next_line += kValueChunk, p++) {
         const BF16 pair = load_pairs(line);
+        prefetch(next_line);
         const F32 v_even = even(pair);
         const F32 v_odd = odd(pair);
 #pragma GCC unroll 12
@@ -143,53 +150,53 @@ template <int kRows>
 }
 
 // Rows [row, n_rows) of a tile through the largest register tiles that fit.
-void score(Tile& tile, int row, int n_rows, const bf16* k, float scale, int key) {
+void score(Tile& tile, int row, int n_rows, const bf16* k, const bf16* next, float scale, int key) {
   while (row < n_rows) {
     const Query* q = tile.q + row * kHeadDim;
     float* s = tile.s + row * kStep + key;
     const int rest = n_rows - row;
     if (kScoreRows >= 12 && rest >= 12) {
-      score_tile<kScoreRows>(q, k, scale, s);
+      score_tile<kScoreRows>(q, k, next, scale, s);
       row += kScoreRows;
     } else if (kScoreRows >= 8 && rest >= 8) {
-      score_tile<(kScoreRows >= 8 ? 8 : 1)>(q, k, scale, s);
+      score_tile<(kScoreRows >= 8 ? 8 : 1)>(q, k, next, scale, s);
       row += 8;
     } else if (rest >= 4) {
-      score_tile<4>(q, k, scale, s);
+      score_tile<4>(q, k, next, scale, s);
       row += 4;
     } else if (rest >= 2) {
-      score_tile<2>(q, k, scale, s);
+      score_tile<2>(q, k, next, scale, s);
       row += 2;
     } else {
-      score_tile<1>(q, k, scale, s);
+      score_tile<1>(q, k, next, scale, s);
       row += 1;
     }
   }
 }
 
-void add_values(Tile& tile, int row, int n_rows, const bf16* const* v, int n_keys, float* o) {
+void add_values(Tile& tile, int row, int n_rows, const bf16* const* v, const bf16* const* next, int n_keys, float* o) {
   while (row < n_rows) {
     const float* s = tile.s + row * kStep;
     const float* alpha = tile.alpha + row;
     float* to = o + row * kHeadDim;
     const int rest = n_rows - row;
     if (kValueRows >= 12 && rest >= 12) {
-      value_tile<(kValueRows >= 12 ? 12 : 1)>(s, alpha, v, n_keys, to);
+      value_tile<(kValueRows >= 12 ? 12 : 1)>(s, alpha, v, next, n_keys, to);
       row += 12;
     } else if (kValueRows >= 8 && rest >= 8) {
-      value_tile<(kValueRows >= 8 ? 8 : 1)>(s, alpha, v, n_keys, to);
+      value_tile<(kValueRows >= 8 ? 8 : 1)>(s, alpha, v, next, n_keys, to);
       row += 8;
     } else if (kValueRows >= 6 && rest >= 6) {
-      value_tile<(kValueRows >= 6 ? 6 : 1)>(s, alpha, v, n_keys, to);
+      value_tile<(kValueRows >= 6 ? 6 : 1)>(s, alpha, v, next, n_keys, to);
       row += 6;
     } else if (rest >= 4) {
-      value_tile<4>(s, alpha, v, n_keys, to);
+      value_tile<4>(s, alpha, v, next, n_keys, to);
       row += 4;
     } else if (rest >= 2) {
-      value_tile<2>(s, alpha, v, n_keys, to);
+      value_tile<2>(s, alpha, v, next, n_keys, to);
       row += 2;
     } else {
-      value_tile<1>(s, alpha, v, n_keys, to);
+      value_tile<1>(s, alpha, v, next, n_keys, to);
       row += 1;
     }
   }
@@ -252,6 +259,7 @@ struct Sequence {
   const bf16* k;          // the pools, at this KV head
   const bf16* v;
   int64_t stride;  // elements from one block to the next
+  int n_blocks;  // that the tile reads
 };
 
 // The tile's rows over positions [begin, end) from an empty state, into o, m, l. begin is a multiple of kSplit.
@@ -268,13 +276,18 @@ void attend(Tile& tile, int n_rows, const Sequence& sequence, int begin, int end
     if (row == n_rows) return;
     const int n_keys = end - start < kStep ? end - start : kStep;
     const bf16* v[kStepBlocks] = {};
+    const bf16* next_v[kStepBlocks] = {};
     for (int first = 0; first < n_keys; first += kBlockSize) {
-      const int64_t block = sequence.blocks[(start + first) / kBlockSize] * sequence.stride;
-      v[first / kBlockSize] = sequence.v + block;
-      score(tile, row, n_rows, sequence.k + block, scale, first);
+      const int block = (start + first) / kBlockSize;
+      const int next = block + kStepBlocks < sequence.n_blocks ? block + kStepBlocks : block;
+      const int64_t here = sequence.blocks[block] * sequence.stride;
+      const int64_t there = sequence.blocks[next] * sequence.stride;
+      v[first / kBlockSize] = sequence.v + here;
+      next_v[first / kBlockSize] = sequence.v + there;
+      score(tile, row, n_rows, sequence.k + here, sequence.k + there, scale, first);
     }
     softmax_step(tile, row, n_rows, start, n_keys, m, l);
-    add_values(tile, row, n_rows, v, n_keys, o);
+    add_values(tile, row, n_rows, v, next_v, n_keys, o);
   }
 }
 
@@ -345,7 +358,7 @@ Sequence sequence_of(const Call& call, const TilePlan& plan, int kv_head) {
   const AttentionArgs& args = *call.args;
   const int64_t head = static_cast<int64_t>(kv_head) * kHeadBlock;
   return {args.batch->block_tables + static_cast<int64_t>(plan.sequence) * args.batch->max_blocks, args.kv.k + head,
-          args.kv.v + head, static_cast<int64_t>(args.n_kv_heads) * kHeadBlock};
+          args.kv.v + head, static_cast<int64_t>(args.n_kv_heads) * kHeadBlock, plan.last_position / kBlockSize + 1};
 }
 
 // All splits of a tile in one thread.
