@@ -220,7 +220,8 @@ class ChatTemplate:
         """The prompt for a conversation; TextError for messages or settings that cannot be rendered.
 
         continue_final_message: the prompt ends with the text of the last message, an assistant's, for the model to
-        go on with; add_generation_prompt then has no effect. template_kwargs: further variables (enable_thinking).
+        go on with: its content, or its thought when that has no end or no answer follows it; add_generation_prompt
+        then has no effect. template_kwargs: further variables (enable_thinking).
         """
         kwargs = dict(template_kwargs or {})
         for key in _RESERVED.intersection(kwargs):
@@ -234,38 +235,54 @@ class ChatTemplate:
                 message["content"] = self._marks.mark_think(message["content"])
                 if "reasoning_content" in message:
                     message["reasoning_content"] = self._marks.mark_think(message["reasoning_content"])
+        variables = {
+            **self._variables,
+            **kwargs,
+            "messages": chat,
+            "tools": normalise_tools(tools),
+            "add_generation_prompt": add_generation_prompt,
+        }
         if continue_final_message:
-            add_generation_prompt = False
-            last = chat[-1]
-            if last["role"] != "assistant":
-                raise TextError(
-                    f"continue_final_message needs the last message to be the assistant's, not the {last['role']}'s.",
-                    "continue_final_message",
-                )
-            if "tool_calls" in last:
-                raise TextError(
-                    "continue_final_message cannot go on with a message that calls tools; remove its tool_calls.",
-                    "continue_final_message",
-                )
-            last["content"] += _CONTINUE_MARK
-        marked = self._render(
-            {
-                **self._variables,
-                **kwargs,
-                "messages": chat,
-                "tools": normalise_tools(tools),
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
-        if continue_final_message:
+            return self._encode(self._continued({**variables, "add_generation_prompt": False}))
+        return self._encode(self._render(variables))
+
+    def _continued(self, variables: dict[str, Any]) -> str:
+        """Rendered and cut right behind the text of the last message."""
+        *earlier, last = variables["messages"]
+        if last["role"] != "assistant":
+            raise TextError(
+                f"continue_final_message needs the last message to be the assistant's, not the {last['role']}'s.",
+                "continue_final_message",
+            )
+        if "tool_calls" in last:
+            raise TextError(
+                "continue_final_message cannot go on with a message that calls tools; remove its tool_calls.",
+                "continue_final_message",
+            )
+        ways = [{**last, "content": last["content"] + _CONTINUE_MARK}]
+        thought = self._open_thought(last)
+        if thought is not None:
+            # As content, the official template would put an empty thought before it.
+            ways.insert(0, {**last, "reasoning_content": thought + _CONTINUE_MARK, "content": ""})
+        for way in ways:
+            marked = self._render({**variables, "messages": [*earlier, way]})
             end = marked.rfind(_CONTINUE_MARK)
-            if end < 0:
-                raise TextError(
-                    "continue_final_message does not work with this model's chat template: it drops the last message.",
-                    "continue_final_message",
-                )
-            marked = marked[:end].replace(_CONTINUE_MARK, "")
-        return self._encode(marked)
+            if end >= 0:
+                return marked[:end].replace(_CONTINUE_MARK, "")
+        raise TextError(
+            "continue_final_message does not work with this model's chat template: it drops the last message.",
+            "continue_final_message",
+        )
+
+    def _open_thought(self, message: Mapping[str, Any]) -> str | None:
+        """The thought that a message breaks off in: `<think>` without an end, or a thought without an answer."""
+        content: str = message["content"]
+        thought: str | None = message.get("reasoning_content")
+        if thought is not None:
+            return thought if thought and not content else None
+        opening, closing = self._marks.mark_think(THINK_OPEN), self._marks.mark_think(THINK_CLOSE)
+        text = content.lstrip()
+        return text.removeprefix(opening) if text.startswith(opening) and closing not in text else None
 
     def _render(self, variables: dict[str, Any]) -> str:
         """The template's output, control tokens as marks."""

@@ -191,6 +191,7 @@ def test_b57_text_never_becomes_control_tokens(
     tokenizer, template = official_tokenizer(), official_template()
     prompt = template.render(messages, tools=tools, add_generation_prompt=generate)
     clean = template.render(innocent, tools=innocent_tools, add_generation_prompt=generate)
+    assert clean.ids == tokenizer.encode_raw(clean.text)  # as transformers does
     assert control_ids(tokenizer, prompt.ids) == control_ids(tokenizer, clean.ids)
     check_encoding(tokenizer, prompt.ids, prompt.text)
     # Before the n-th control token stands the same text, angle brackets aside.
@@ -350,11 +351,35 @@ def test_b32_the_text_is_kept_to_its_last_character(template: ChatTemplate, cont
     assert prompt.text.startswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n")
 
 
-def test_b32_an_open_thought_is_continued(template: ChatTemplate) -> None:
-    messages = [*HI, {"role": "assistant", "content": "<think>\nLet me"}]
-    prompt = template.render(messages, continue_final_message=True)
-    assert prompt.text.endswith("<think>\nLet me")
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "<think>\nLet me"},
+        {"content": "\n<think>Let me"},
+        {"content": None, "reasoning": "Let me"},
+        {"content": "", "reasoning_content": "\nLet me"},
+    ],
+)
+def test_b32_an_open_thought_is_continued(template: ChatTemplate, message: Message) -> None:
+    """Without the empty thought that the template puts before an answer."""
+    prompt = template.render([*HI, {"role": "assistant", **message}], continue_final_message=True)
+    assert prompt.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\nLet me"
     assert prompt.thinking is True
+
+
+def test_b32_an_answer_after_a_thought_is_continued(template: ChatTemplate) -> None:
+    for message in ({"content": "<think>\nT\n</think>\n\nA: "}, {"content": "A: ", "reasoning_content": "T"}):
+        prompt = template.render([*HI, {"role": "assistant", **message}], continue_final_message=True)
+        assert prompt.text.endswith("<|im_start|>assistant\n<think>\nT\n</think>\n\nA: ")
+        assert prompt.thinking is False
+
+
+def test_b32_an_open_thought_with_a_template_that_knows_none(tokenizer: Tokenizer) -> None:
+    template = from_source(CHATML + "{% endif %}")
+    prompt = template.render([*HI, {"role": "assistant", "content": "<think>\nLet me"}], continue_final_message=True)
+    assert prompt.text.endswith("<|im_start|>assistant\n<think>\nLet me")
+    assert prompt.thinking is True
+    assert prompt.ids.count(tokenizer.control_tokens["<think>"]) == 1
 
 
 def test_b32_what_cannot_be_continued(template: ChatTemplate) -> None:
