@@ -84,7 +84,7 @@ class Commands:
         self._renderer.notice("The conversation is empty again.")
 
     def cmd_think(self, argument: str) -> None:
-        """/think on|off|show|hide: let the model think before it answers; show its thoughts."""
+        """/think on|off|show|hide: think before answering; show thoughts."""
         if argument in ("on", "off"):
             self._session.think = argument == "on"
             self._renderer.notice("The model thinks before it answers." if argument == "on" else "Thinking is off.")
@@ -95,7 +95,7 @@ class Commands:
             raise ChatError("/think takes one of: on, off, show, hide.")
 
     def cmd_set(self, argument: str) -> None:
-        """/set NAME VALUE: change a setting; VALUE `default` gives it back to the model. /show lists them."""
+        """/set NAME VALUE: change a setting of /show; `default` undoes it."""
         name, _, value = argument.partition(" ")
         value = value.strip()
         if not name:
@@ -124,8 +124,9 @@ class Commands:
         width = max(len(usage) for usage, _, _ in rows)
         lines = [f"{usage:{width}}  {meaning}" for usage, _, meaning in rows]
         lines.append("")
-        lines.append('Enter sends. Alt-Enter (or Esc, Enter) begins a new line; """ opens a block that """ closes.')
-        lines.append("Ctrl-C stops an answer, Ctrl-D leaves, Tab completes, Up brings back earlier lines.")
+        lines.append("Enter sends; Alt-Enter (or Esc, Enter) begins a new line.")
+        lines.append('Lines between """ and """ are one text; // sends a text that begins with a slash.')
+        lines.append("Ctrl-C stops an answer, Ctrl-D leaves, Tab completes, Up recalls earlier lines.")
         self._renderer.plain("\n".join(lines))
 
     def _thoughts(self) -> str:

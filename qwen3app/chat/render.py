@@ -31,10 +31,10 @@ def stats_line(stats: TurnStats) -> str:
     """Tokens, seconds, tokens per second, time to first token, cached tokens, and why it ended if not by itself."""
     parts = [f"{stats.tokens} token{'' if stats.tokens == 1 else 's'}", format_seconds(stats.seconds)]
     if stats.tokens_per_second is not None:
-        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+        parts.append(f"{stats.tokens_per_second:.1f} tok/s")
     if stats.first_seconds is not None:
         parts.append(f"first after {format_seconds(stats.first_seconds)}")
-    parts.append(f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens cached")
+    parts.append(f"cached {stats.cached_tokens} of {stats.prompt_tokens}")
     if stats.finish == "abort":
         parts.append("stopped")
     return "[" + " · ".join(parts) + "]"

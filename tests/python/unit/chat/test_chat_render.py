@@ -16,7 +16,7 @@ def test_thought_and_answer_are_set_apart(renderer: Renderer, screen: io.StringI
         renderer.piece(piece)
     renderer.end(TurnStats(tokens=4, prompt_tokens=9, seconds=1.0, first_seconds=0.25, finish="stop"))
     assert screen.getvalue() == (
-        "Thinking:\nhmm\n\nAB\n[4 tokens · 1.00 s · 4.0 tokens/s · first after 0.25 s · 0 of 9 prompt tokens cached]\n"
+        "Thinking:\nhmm\n\nAB\n[4 tokens · 1.00 s · 4.0 tok/s · first after 0.25 s · cached 0 of 9]\n"
     )
 
 
@@ -60,11 +60,11 @@ def test_text_is_neither_wrapped_nor_marked_up(renderer: Renderer, screen: io.St
 
 
 def test_line_of_numbers() -> None:
-    assert stats_line(TurnStats()) == "[0 tokens · 0.00 s · 0 of 0 prompt tokens cached]"
+    assert stats_line(TurnStats()) == "[0 tokens · 0.00 s · cached 0 of 0]"
     line = stats_line(
         TurnStats(tokens=1, prompt_tokens=7, cached_tokens=3, seconds=12.34, first_seconds=12, finish="abort")
     )
-    assert line == "[1 token · 12.3 s · first after 12.0 s · 3 of 7 prompt tokens cached · stopped]"
+    assert line == "[1 token · 12.3 s · first after 12.0 s · cached 3 of 7 · stopped]"
 
 
 def test_a_cut_answer_says_why() -> None:

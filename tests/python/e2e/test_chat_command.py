@@ -1,0 +1,100 @@
+"""`chat --once` and a question on stdin, as a shell user runs them: the real command on a tiny checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def chat(model_dir: Path, *flags: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command(model_dir, *flags),
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
+
+
+def command(model_dir: Path, *flags: str) -> list[str]:
+    base = [sys.executable, "-m", "qwen3app.cli", "chat", "--model", str(model_dir), "--threads", "2"]
+    return [*base, "--kv-gb", "0.25", *flags]
+
+
+def test_once_and_stdin_give_the_same_answer_alone(tiny_model_dir: Path) -> None:
+    flags = ("--temp", "0", "--max-tokens", "8", "--no-think")
+    once = chat(tiny_model_dir, "--once", "Hello", *flags)
+    piped = chat(tiny_model_dir, *flags, stdin=b"Hello\n")
+    assert once.returncode == piped.returncode == 0
+    assert once.stdout == piped.stdout and once.stdout.endswith(b"\n")
+    assert b"tok/s" not in once.stderr and b"Traceback" not in once.stderr
+    once.stdout.decode("utf-8")
+
+
+def test_a_seed_repeats_an_answer(tiny_model_dir: Path) -> None:
+    flags = ("--once", "Hello", "--temp", "0.9", "--max-tokens", "12", "--seed", "5", "--no-think", "--stats")
+    first, second = chat(tiny_model_dir, *flags), chat(tiny_model_dir, *flags)
+    assert first.stdout == second.stdout
+    assert b"first after" in first.stderr
+
+
+@pytest.mark.parametrize(
+    ("stdin", "sentence"), [(b"a\0b", b"NUL"), (b"\xff\xfe", b"not UTF-8"), (b"", b"is empty"), (b"  \n", b"is empty")]
+)
+def test_wrong_input_is_one_sentence(tiny_model_dir: Path, stdin: bytes, sentence: bytes) -> None:
+    done = chat(tiny_model_dir, stdin=stdin)
+    assert done.returncode == 2 and done.stdout == b""
+    assert sentence in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_a_question_longer_than_the_context(tiny_model_dir: Path) -> None:
+    done = chat(tiny_model_dir, "--max-ctx", "64", stdin=b"word " * 500)
+    assert done.returncode == 1 and done.stdout == b""
+    assert b"context holds 64" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_an_interrupt_exits_with_130(tiny_model_dir: Path) -> None:
+    # So hot and so long that the random model is still talking when the signal comes.
+    flags = ("--once", "Hello", "--temp", "100", "--max-tokens", "40000")
+    for _ in range(5):
+        process = subprocess.Popen(
+            command(tiny_model_dir, *flags),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert process.stdout is not None
+        process.stdout.read(1)
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+        assert b"Traceback" not in stderr
+        if process.returncode == 130:
+            return
+    pytest.fail(f"the answer always ended before the interrupt: {process.returncode} {stderr!r}")
+
+
+def test_a_reader_that_goes_away(tiny_model_dir: Path) -> None:
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        command(tiny_model_dir, "--once", "Hello", "--temp", "0", "--max-tokens", "400"),
+        stdin=subprocess.DEVNULL,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    os.close(write)
+    os.close(read)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (141, b"")
