@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from qwen3app import __version__
@@ -252,10 +254,10 @@ def _wants_traceback(argv: Sequence[str]) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     try:
         code = run(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a reader that went away can still be told from a bug
+        sys.stdout.flush()  # here, where a reader that went away can still be told from a bug
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -268,6 +270,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         _say(_sentence(error))
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError):  # a full disk: it has been said
+            _silence_stdout()
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
 
 
@@ -285,9 +291,16 @@ def _sentence(error: Exception) -> str:
     )
 
 
+def _open_streams() -> None:
+    """Makes stdin, stdout and stderr usable whatever the caller closed, and stdout able to write any text."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal whose encoding lacks a character shows `?`
+
+
 def _say(sentence: str) -> None:
-    if sys.stderr is None:
-        return
     text = "".join(char if char.isprintable() else " " for char in sentence)
     with contextlib.suppress(OSError, ValueError):
         print(text if text.startswith(PROGRAM) else f"{PROGRAM}: {text}", file=sys.stderr)

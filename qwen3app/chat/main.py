@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from qwen3app.settings import EngineSettings
 if TYPE_CHECKING:
     from qwen3app.chat.session import ChatSession
     from qwen3app.runtime.loaded_model import LoadedModel
+
+_TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def run_chat(options: ChatOptions) -> int:
     body = _converse(model, options) if question is None else _ask_once(question, options)
     try:
         asyncio.run(_with_runtime(model, options, body))
+    except asyncio.CancelledError:
+        return _TERMINATED
     finally:
         model.close()
     return 0
@@ -61,9 +66,7 @@ def _question(options: ChatOptions) -> str | None:
         except UnicodeEncodeError:
             raise UsageError("The question given with --once is not UTF-8.") from None
         return options.once
-    if sys.stdin is None or not sys.stdin.isatty():
-        if sys.stdin is None:
-            raise UsageError('stdin is closed: give the question with --once "question".')
+    if not sys.stdin.isatty():
         try:
             return read_question(sys.stdin.buffer)
         except ChatError as error:
@@ -91,6 +94,10 @@ async def _with_runtime(model: LoadedModel, options: ChatOptions, body: _Body) -
     from qwen3app.chat.session import ChatSession
     from qwen3app.runtime.runtime import Runtime
 
+    # Without this a SIGTERM at the prompt would leave the terminal without echo.
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     runtime = Runtime(model)
     await runtime.start()
     try:

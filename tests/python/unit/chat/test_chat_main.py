@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,6 @@ def test_a_question_on_stdin(fake: Any, monkeypatch: pytest.MonkeyPatch, capsys:
     [
         (Stdin(b"a\0"), None, "NUL"),
         (Stdin(b""), None, "is empty"),
-        (None, None, "stdin is closed"),
         (Stdin(b"", tty=True), None, "stdout is none"),
         (Stdin(b""), " ", "--once needs a question"),
         (Stdin(b""), "\udcff", "not UTF-8"),
@@ -116,3 +117,13 @@ def test_a_conversation(fake: Any, model: Any, monkeypatch: pytest.MonkeyPatch, 
     assert "brings no template" in text and "Hello there" in text
     assert "+Hi" in (tmp_path / "qwen3-8b" / "history").read_text()
     assert model.closed and os.environ["TERM"] == "dumb" and chat_main.ChatOptions is ChatOptions
+
+
+def test_a_termination_ends_the_chat_in_order(fake: Any, model: Any) -> None:
+    fake.hang = True
+    fake.on_generate = lambda generation: asyncio.get_running_loop().call_later(
+        0.05, os.kill, os.getpid(), signal.SIGTERM
+    )
+    assert run_chat(options(once="Hi")) == 143
+    assert fake.calls == ["start", "stop"] and model.closed
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

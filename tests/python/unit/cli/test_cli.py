@@ -145,9 +145,28 @@ def test_an_interrupt_is_quiet(raising: Any, capsys: pytest.CaptureFixture[str])
 
 def test_without_stderr_nothing_breaks(raising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     raising(ModelError("x"))
-    monkeypatch.setattr(sys, "stderr", None)
-    monkeypatch.setattr(sys, "stdout", None)
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
     assert run("verify") == 1
+    for name in ("stdin", "stdout", "stderr"):
+        getattr(sys, name).close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_one_sentence() -> None:
+    with Path("/dev/full").open("wb") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "qwen3app", "--licenses"], stdout=stdout, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"qwen3-8b: No space left on device.\n")
+
+
+def test_an_encoding_that_lacks_a_character_is_no_failure() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "qwen3app", "--licenses"], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.isascii() and done.stderr == b""
 
 
 def test_a_reader_that_goes_away_is_quiet() -> None:
