@@ -247,7 +247,7 @@ class Runtime:
                     loop.call_soon_threadsafe(self._deliver, batch)
         except EngineError as error:
             if not self._stopping.is_set():
-                self._from_thread(loop, self._engine_failed, f"The engine failed: {error}")
+                self._from_thread(loop, self._engine_failed, f"The engine failed: {error}".rstrip(".") + ".")
         except RuntimeError:
             return  # the loop has been closed under us: nobody is left to tell
         except Exception as error:

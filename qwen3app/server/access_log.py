@@ -139,6 +139,7 @@ class AccessLog:
         generation = record.generation
         if generation is not None:
             usage, timings = generation.usage, generation.timings
+            missing = "abort" if generation.error is None else "error"
             fields.update(
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
@@ -148,7 +149,7 @@ class AccessLog:
                 tokens_per_second=round((usage.completion_tokens - generation.n_choices) / timings.decode, 2)
                 if timings.decode and usage.completion_tokens > generation.n_choices
                 else None,
-                finish_reason=",".join(sorted({reason or "abort" for reason in generation.finish_reasons})),
+                finish_reason=",".join(sorted({reason or missing for reason in generation.finish_reasons})),
             )
         quiet = generation is None and status < 400
         self._log.write("request", "debug" if quiet and _is_probe(scope) else "info", **fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request, get
+from litestar.params import FromPath
 
 from qwen3app import __version__
 from qwen3app.server.replies import to_json
@@ -34,7 +35,7 @@ async def list_models(request: Request[Any, Any, Any]) -> Reply:
 
 
 @get("/v1/models/{model_id:path}")
-async def get_model(request: Request[Any, Any, Any], model_id: str) -> Reply:
+async def get_model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Reply:
     """One model; 404 for any other than ours. Names may hold slashes."""
     state: ServerState = request.app.state.server
     state.check_model(str(model_id).removeprefix("/"))

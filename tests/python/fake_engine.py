@@ -75,6 +75,7 @@ class FakeEngine:
         self._order = itertools.count()
         self._due: list[tuple[float, int, Event, list[tuple[int, float]]]] = []
         self._counts: dict[tuple[int, int], int] = {}
+        self._queued: dict[int, int] = {}
         self._first: dict[tuple[int, int], int] = {}
         self._poll_error: EngineError | None = None
         self._changed = threading.Condition()
@@ -106,6 +107,7 @@ class FakeEngine:
             identity = next(self._ids)
             self.requests[identity] = request
             now = time.monotonic()
+            self._queued[identity] = int(now * 1e9)
             if request.prompt_logprobs:
                 self._prompt_logprobs(identity, request, now)
             for sample in range(request.n):
@@ -163,7 +165,7 @@ class FakeEngine:
             self.closed = True
             self._changed.notify_all()
 
-    # ------------------------------------------------------------------------------------------------- the test's levers
+    # ----------------------------------------------------------------------------------------------- the test's levers
 
     def emit(self, request: int, sample: int, tokens: Sequence[int]) -> None:
         """Tokens that come now, in one batch."""
@@ -193,8 +195,10 @@ class FakeEngine:
         assert self.reply is not None
         limit = request.max_tokens if request.max_tokens >= 0 else self._info.max_context - len(request.prompt)
         stops = set(request.stop_ids) | (set() if request.ignore_eos else set(self._info.eos_ids))
+        last = due
         reason = FinishCode.STOP  # a reply that is over has ended by itself
         for count, token in enumerate(self.reply(request, sample), 1):
+            last = due
             self._token(identity, sample, token, due)
             due += self.step
             if token in stops:
@@ -202,7 +206,7 @@ class FakeEngine:
             if count == limit:
                 reason = FinishCode.LENGTH
                 break
-        self._finish(identity, sample, reason, due - self.step)
+        self._finish(identity, sample, reason, last)  # with the last token, as the engine does it
 
     def _push(self, due: float, event: Event, tops: list[tuple[int, float]]) -> None:
         heapq.heappush(self._due, (due, next(self._order), event, tops))
@@ -233,6 +237,7 @@ class FakeEngine:
         now = int(due * 1e9)
         first = self._first.get((identity, sample), 0)
         counts = (len(request.prompt), 3, self._counts[identity, sample])
-        times = (now - 4_000_000, (first or now) - 2_000_000, first)
+        queued = self._queued[identity]
+        times = (queued, queued, first)
         event = (identity, request.tag, 3, sample, -1, math.nan, 0, 0, int(reason), 0, 0, now, *counts, *times)
         self._push(due, event, [])

@@ -1,0 +1,199 @@
+"""POST /v1/completions, /tokenize and /detokenize over a scripted engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine, Reply, make_info
+from serving import TextParts, events_of, make_model, serving
+
+from qwen3app.abi import EngineRequest
+
+
+def says(parts: TextParts, text: str, end: bool = True) -> Reply:
+    ids = parts.tokenizer.encode_raw(text) + ([parts.tokenizer.eos_ids[-1]] if end else [])
+    return lambda request, sample: ids
+
+
+async def test_plain_and_stream_are_equal(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, " world 👍 <think> stays text"), step=0.001)
+    async with serving(make_model(text_parts, engine)) as server:
+        plain = (await server.complete({"max_tokens": 100})).json()
+        chunks = events_of((await server.complete({"max_tokens": 100, "stream": True})).text)
+    choice = plain["choices"][0]
+    assert plain["object"] == "text_completion" and plain["id"].startswith("cmpl-")
+    assert choice["text"] == " world 👍 <think> stays text"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
+    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+
+
+async def test_sixteen_tokens_by_default(text_parts: TextParts) -> None:
+    engine = FakeEngine(lambda request, sample: [70] * 100)
+    async with serving(make_model(text_parts, engine)) as server:
+        assert (await server.complete({})).json()["usage"]["completion_tokens"] == 16
+        for value in (0, -1):
+            response = await server.complete({"max_tokens": value})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_prompt_forms(text_parts: TextParts) -> None:
+    tokenizer = text_parts.tokenizer
+
+    def reply(request: EngineRequest, sample: int) -> list[int]:
+        return [*tokenizer.encode_raw(f"<{request.prompt[0]}.{sample}>"), tokenizer.eos_ids[0]]
+
+    first = [tokenizer.encode_raw(text)[0] for text in ("hi", "yo")]
+    async with serving(make_model(text_parts, FakeEngine(reply))) as server:
+        one: list[Any] = ["hi", ["hi"], [first[0]], [[first[0]]]]
+        for prompt in one:
+            reply_one = (await server.complete({"prompt": prompt})).json()
+            assert [choice["text"] for choice in reply_one["choices"]] == [f"<{first[0]}.0>"]
+        many: list[Any] = [["hi", "yo"], [[first[0]], [first[1]]]]
+        for prompt in many:
+            expected = [f"<{token}.{sample}>" for token in first for sample in range(2)]
+            body = (await server.complete({"prompt": prompt, "n": 2})).json()
+            assert [choice["text"] for choice in body["choices"]] == expected
+            assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+            chunks = events_of((await server.complete({"prompt": prompt, "n": 2, "stream": True})).text)
+            texts = ["", "", "", ""]
+            for chunk in chunks:
+                texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+            assert texts == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (None, "prompt"),
+        ([], "prompt"),
+        (5, "prompt"),
+        ({}, "prompt"),
+        ("", "prompt"),
+        ([""], "prompt[0]"),
+        ([[]], "prompt[0]"),
+        (["a", 1], "prompt[0]"),
+        ([1, "a"], "prompt"),
+        ([True], "prompt[0]"),
+        ([-1], "prompt"),
+        ([1, 1536], "prompt"),
+        ([[1], [2.5]], "prompt[1]"),
+        (["a"] * 4097, "prompt"),
+    ],
+)
+async def test_wrong_prompts(text_parts: TextParts, prompt: Any, param: str) -> None:
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, "a")))) as server:
+        response = await server.complete({"prompt": prompt})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_b64_echo_scores_the_prompt(text_parts: TextParts) -> None:
+    prompt = "Your answer: Yes 👍"
+    ids = text_parts.tokenizer.encode_raw(prompt)
+    asked = {"echo": True, "max_tokens": 0, "logprobs": 1}
+    async with serving(make_model(text_parts, FakeEngine())) as server:
+        reply = (await server.complete({"prompt": prompt, **asked})).json()
+        by_ids = (await server.complete({"prompt": ids, **asked})).json()
+        chunks = events_of((await server.complete({"prompt": prompt, **asked, "stream": True})).text)
+        bare = (await server.complete({"prompt": prompt, "echo": True, "max_tokens": 0})).json()
+    choice = reply["choices"][0]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == by_ids["choices"][0]["text"] == prompt
+    assert reply["usage"]["completion_tokens"] == 0 and choice["finish_reason"] == "length"
+    assert len(logprobs["tokens"]) == len(ids)
+    assert logprobs["token_logprobs"] == [None] + [-1.5] * (len(ids) - 1)
+    assert logprobs["top_logprobs"][0] is None and all(len(top) >= 1 for top in logprobs["top_logprobs"][1:])
+    assert logprobs["text_offset"][0] == 0 and logprobs["text_offset"] == sorted(logprobs["text_offset"])
+    assert prompt[logprobs["text_offset"][1] :].startswith(logprobs["tokens"][1])
+    assert chunks[0]["choices"][0]["text"] == prompt and chunks[0]["choices"][0]["logprobs"] == logprobs
+    assert len(chunks) == 1
+    assert bare["choices"][0]["text"] == prompt and bare["choices"][0]["logprobs"] is None
+
+
+async def test_lm_evaluation_harness_batch(text_parts: TextParts) -> None:
+    tokenizer = text_parts.tokenizer
+    prompts = [tokenizer.encode_raw(text) for text in ("The sky is blue", "Two and two is four")]
+    body = {"prompt": prompts, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0, "seed": 1234}
+    async with serving(make_model(text_parts, FakeEngine(lambda request, sample: [70, 71]))) as server:
+        choices = (await server.complete(body)).json()["choices"]
+    for prompt, choice in zip(prompts, choices, strict=True):
+        logprobs = choice["logprobs"]
+        assert len(logprobs["token_logprobs"]) == len(prompt) + 1 == len(logprobs["top_logprobs"])
+        assert logprobs["token_logprobs"][0] is None
+        assert all(isinstance(max(top.values()), float) for top in logprobs["top_logprobs"][1:])
+        assert choice["text"].startswith(tokenizer.decode(prompt))
+
+
+async def test_logprobs_of_the_answer_alone(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, " one two"))
+    async with serving(make_model(text_parts, engine)) as server:
+        zero = (await server.complete({"logprobs": 0})).json()["choices"][0]["logprobs"]
+        two = (await server.complete({"logprobs": 2, "prompt_logprobs": 1, "return_token_ids": True})).json()
+        streamed = events_of((await server.complete({"logprobs": 2, "stream": True, "return_token_ids": True})).text)
+        for value in (21, -1):
+            response = await server.complete({"logprobs": value})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "logprobs")
+    ids = text_parts.tokenizer.encode_raw(" one two")
+    assert zero["tokens"] == [text_parts.tokenizer.token_text(token) for token in ids]
+    assert [list(top) for top in zero["top_logprobs"]] == [[token] for token in zero["tokens"]]
+    choice = two["choices"][0]
+    assert choice["logprobs"]["text_offset"][0] == 0 and len(choice["logprobs"]["top_logprobs"][0]) == 2
+    assert choice["token_ids"] == ids and choice["prompt_token_ids"] == list(engine.requests[2].prompt)
+    assert choice["prompt_logprobs"][0] is None
+    assert streamed[0]["choices"][0]["logprobs"] == choice["logprobs"]
+    assert streamed[0]["choices"][0]["token_ids"] == ids
+
+
+async def test_usage_in_streams(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, " one two"), step=0.002)
+    async with serving(make_model(text_parts, engine)) as server:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = events_of((await server.complete({"stream": True, "stream_options": options})).text)
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert next(chunk["usage"]["completion_tokens"] for chunk in chunks) >= 1
+
+
+async def test_suffix_is_refused(text_parts: TextParts) -> None:
+    async with serving(make_model(text_parts, FakeEngine())) as server:
+        response = await server.complete({"suffix": "end"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")
+
+
+async def test_b71_too_long(text_parts: TextParts) -> None:
+    async with serving(make_model(text_parts, FakeEngine(info=make_info(max_context=16)))) as server:
+        response = await server.complete({"prompt": [5] * 10, "max_tokens": 7, "stream": True})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+
+
+async def test_tokenize_and_detokenize(text_parts: TextParts) -> None:
+    tokenizer = text_parts.tokenizer
+    messages = [{"role": "user", "content": "hi"}]
+    async with serving(make_model(text_parts, FakeEngine())) as server:
+        raw = (await server.post("/tokenize", {"prompt": "hi<|im_end|>", "add_special_tokens": True})).json()
+        assert raw["tokens"] == tokenizer.encode_raw("hi<|im_end|>")
+        assert (raw["count"], raw["max_model_len"]) == (len(raw["tokens"]), 512)
+        chat = (await server.post("/tokenize", {"messages": messages, "return_token_strs": True})).json()
+        assert chat["tokens"] == text_parts.template.render(messages).ids
+        assert chat["token_strs"][0] == "<|im_start|>"
+        tool = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
+        kwargs = {"enable_thinking": False}
+        with_tools = (
+            await server.post("/tokenize", {"messages": messages, "tools": [tool], "chat_template_kwargs": kwargs})
+        ).json()
+        assert with_tools["tokens"] == text_parts.template.render(messages, tools=[tool], template_kwargs=kwargs).ids
+        closed = (await server.post("/tokenize", {"messages": messages, "add_generation_prompt": False})).json()
+        assert closed["count"] < chat["count"]
+        back = (await server.post("/detokenize", {"tokens": raw["tokens"], "model": "fake"})).json()
+        assert back == {"prompt": "hi<|im_end|>"}
+        for path, body, param in (
+            ("/tokenize", {}, "prompt"),
+            ("/tokenize", {"prompt": "a", "messages": messages}, "prompt"),
+            ("/detokenize", {"tokens": [5, 1536]}, "tokens[1]"),
+            ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+            ("/detokenize", {}, None),
+        ):
+            response = await server.post(path, body)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param), body
+        assert (await server.post("/tokenize", {"prompt": "a", "model": "other"})).status_code == 404

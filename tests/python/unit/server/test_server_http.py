@@ -1,0 +1,382 @@
+"""What all routes share: errors, keys, limits, health, metrics, logs, disconnects, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from typing import Any
+
+import httpx
+import pytest
+from fake_engine import FakeEngine, Reply
+from serving import FakeLoader, TestServer, TextParts, events_of, make_model, serving
+
+from qwen3app.errors import ModelError, UsageError
+from qwen3app.server import main
+from qwen3app.server.main import bind
+from qwen3app.server.metrics import _COUNTERS, _GAUGES, _HISTOGRAMS
+
+
+def says(parts: TextParts, text: str) -> Reply:
+    ids = [*parts.tokenizer.encode_raw(text), parts.tokenizer.eos_ids[-1]]
+    return lambda request, sample: ids
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"].endswith(".") and isinstance(error["type"], str)
+    return error
+
+
+async def test_models(text_parts: TextParts) -> None:
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, "a")))) as server:
+        listed = (await server.client.get("/v1/models")).json()
+        assert listed["object"] == "list" and [model["id"] for model in listed["data"]] == ["fake"]
+        assert listed["data"][0]["max_model_len"] == 512 and listed["data"][0]["owned_by"]
+        assert (await server.client.get("/v1/models/fake")).json() == listed["data"][0]
+        for path in ("/v1/models/other", "/v1/models/Qwen/Qwen3-8B"):
+            response = await server.client.get(path)
+            assert (response.status_code, error_of(response)["code"]) == (404, "model_not_found")
+        response = await server.chat({"model": "gpt-4"})
+        assert (response.status_code, error_of(response)["param"]) == (404, "model")
+        for name in ("", None, "fake"):
+            assert (await server.chat({"model": name})).status_code == 200
+        assert (await server.client.get("/")).json()["model"] == "fake"
+        assert (await server.client.get("/version")).json()["version"]
+
+
+async def test_names_with_slashes(text_parts: TextParts) -> None:
+    async with serving(make_model(text_parts, FakeEngine()), served_model_name="Qwen/Qwen3-8B") as server:
+        assert (await server.client.get("/v1/models/Qwen/Qwen3-8B")).json()["id"] == "Qwen/Qwen3-8B"
+
+
+async def test_b69_bodies_that_are_no_requests(text_parts: TextParts) -> None:
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, "a"))), max_body_mb=0.1) as server:
+        path = "/v1/chat/completions"
+        for content in (b"", b"{", b"nonsense", b'{"messages": "\xff\xfe"}', b'{"a":1}x', b'{"messages":[{"role":"us'):
+            response = await server.client.post(path, content=content, headers={"content-type": "application/json"})
+            assert (response.status_code, error_of(response)["code"]) == (400, "invalid_json"), content
+        for content in (b"[]", b"null", b"5"):
+            response = await server.client.post(path, content=content)
+            assert (response.status_code, error_of(response)["code"]) == (400, "invalid_type")
+        deep = b'{"x":' + b"[" * 40_000 + b"]" * 40_000 + b"}"
+        assert (await server.client.post(path, content=deep)).status_code == 400
+        response = await server.client.post(path, content=b"x" * 200_000)
+        assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
+
+        async def chunked() -> Any:
+            for _ in range(30):
+                yield b"x" * 10_000
+
+        assert (await server.client.post(path, content=chunked())).status_code == 413
+        for kind in ("text/xml", "multipart/form-data; boundary=x"):
+            response = await server.client.post(path, content=b"{}", headers={"content-type": kind})
+            assert response.status_code == 415 and error_of(response)
+        good = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+        for kind in ("application/json; charset=utf-8", "application/x-www-form-urlencoded", "application/vnd.x+json"):
+            response = await server.client.post(path, content=good, headers={"content-type": kind})
+            assert response.status_code == 200, kind
+        assert (await server.client.post(path, content=good)).status_code == 200  # no content type at all
+
+
+async def test_unknown_routes_and_methods(text_parts: TextParts) -> None:
+    async with serving(make_model(text_parts, FakeEngine())) as server:
+        for path in ("/nope", "/v1/chat", "/V1/models", "/v1/completions/x"):
+            response = await server.client.get(path)
+            assert response.status_code == 404 and error_of(response)["code"] == "not_found"
+        response = await server.client.delete("/v1/models")
+        assert response.status_code == 405 and error_of(response)["code"] == "method_not_allowed"
+        assert (await server.client.get("/v1/chat/completions")).status_code == 405
+        assert (await server.client.head("/health")).status_code == 200
+        head = await server.client.head("/v1/models")
+        assert head.status_code == 200 and head.content == b""
+
+
+async def test_b74_every_route_needs_the_key(text_parts: TextParts) -> None:
+    model = make_model(text_parts, FakeEngine(says(text_parts, "a")))
+    async with serving(model, api_key="s3cret") as server:
+        routes = [
+            ("POST", "/v1/chat/completions"),
+            ("POST", "/v1/completions"),
+            ("GET", "/v1/models"),
+            ("GET", "/v1/models/fake"),
+            ("POST", "/tokenize"),
+            ("POST", "/detokenize"),
+            ("GET", "/metrics"),
+            ("GET", "/"),
+            ("GET", "/nope"),
+            ("GET", "//v1/models"),
+            ("GET", "/V1/models"),
+            ("GET", "/v1/models/"),
+            ("GET", "/health/"),
+            ("GET", "/%68ealth/../v1/models"),
+            ("HEAD", "/v1/models"),
+            ("OPTIONS", "/v1/models"),
+        ]
+        bad: list[dict[str, str]] = [
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Basic s3cret"},
+            {"authorization": "Bearer"},
+            {"x-api-key": "wrong"},
+            {"x-api-key": ""},
+        ]
+        for method, path in routes:
+            for headers in bad:
+                response = await server.client.request(method, path, headers=headers)
+                assert response.status_code == 401, (method, path, headers)
+                if method != "HEAD":
+                    assert error_of(response)["code"] == "invalid_api_key"
+        for headers in (
+            {"authorization": "Bearer s3cret"},
+            {"authorization": "bearer s3cret"},
+            {"x-api-key": "s3cret"},
+        ):
+            assert (await server.client.get("/v1/models", headers=headers)).status_code == 200
+        assert (await server.client.get("/health")).status_code == 200
+        assert (await server.client.get("/healthz")).status_code == 200
+    async with serving(make_model(text_parts, FakeEngine()), api_key="s3cret", open_metrics=True) as server:
+        assert (await server.client.get("/metrics")).status_code == 200
+        assert (await server.client.get("/v1/models")).status_code == 401
+
+
+async def test_loading(text_parts: TextParts) -> None:
+    loader = FakeLoader(None)
+    async with serving(None, loader) as server:
+        await asyncio.sleep(0.1)
+        health = await server.client.get("/health")
+        assert health.status_code == 503
+        assert health.json() == {"status": "loading", "phase": "weights", "done": 1, "total": 4, "progress": 0.25}
+        for path in ("/v1/models", "/metrics", "/nope"):
+            response = await server.client.get(path)
+            assert (response.status_code, error_of(response)["code"]) == (503, "model_loading")
+            assert int(response.headers["retry-after"]) > 0
+        loader._model = make_model(text_parts, FakeEngine())
+        loader.ready.set()
+        await asyncio.sleep(0.1)
+        assert (await server.client.get("/health")).json() == {"status": "ok", "model": "fake"}
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    loader = FakeLoader(None, ModelError("models/x has no config.json."))
+    async with serving(None, loader) as server:
+        loader.ready.set()
+        with pytest.raises(ModelError, match=r"config\.json"):
+            await asyncio.wait_for(asyncio.shield(server.task), 10)
+
+
+async def open_raw(
+    server: TestServer, path: str, body: dict[str, Any]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    data = json.dumps(body).encode()
+    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+    return reader, writer
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("wait", [0.0, 0.01, 0.1])
+async def test_b86_a_client_that_leaves_frees_its_slot(text_parts: TextParts, stream: bool, wait: float) -> None:
+    engine = FakeEngine(lambda request, sample: [70] * 400, step=0.02)
+    async with serving(make_model(text_parts, engine)) as server:
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": stream, "ignore_eos": True}
+        _, writer = await open_raw(server, "/v1/chat/completions", body)
+        await asyncio.sleep(wait)
+        writer.close()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if engine.requests and not engine.open_samples:
+                break
+        assert engine.requests and not engine.open_samples
+        await asyncio.sleep(0.02)
+        runtime = server.life.state.serving
+        assert runtime is not None and runtime.runtime.n_active == 0
+        assert engine.cancelled == [(1, -1)]
+        assert server.life.state.http.n_open == 0
+        assert (await server.client.get("/health")).status_code == 200
+
+
+async def test_b89_engine_failure(text_parts: TextParts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "FAILED_SECONDS", 0.5)
+    engine = FakeEngine(lambda request, sample: [70] * 400, step=0.02)
+    async with serving(make_model(text_parts, engine)) as server:
+        streamed = asyncio.create_task(server.chat({"stream": True, "ignore_eos": True}))
+        plain = asyncio.create_task(server.chat({"ignore_eos": True}))
+        await asyncio.sleep(0.2)
+        engine.fail()
+        events = [line for line in (await streamed).text.split("\n\n") if line]
+        last = json.loads(events[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "generation_failed" and "[DONE]" not in events
+        assert all(json.loads(line[6:])["choices"][0]["finish_reason"] is None for line in events[:-1])
+        response = await plain
+        assert (response.status_code, error_of(response)["code"]) == (500, "generation_failed")
+        health = await server.client.get("/health")
+        assert health.status_code == 503 and health.json()["status"] == "failed"
+        response = await server.chat({})
+        assert (response.status_code, error_of(response)["code"]) == (503, "engine_failed")
+        assert await asyncio.wait_for(asyncio.shield(server.task), 10) == 1
+
+
+async def test_health_notices_a_device_that_died_while_idle(text_parts: TextParts) -> None:
+    engine = FakeEngine()
+    async with serving(make_model(text_parts, engine)) as server:
+        engine.failed = True
+        assert (await server.client.get("/health")).status_code == 503
+
+
+async def test_drain(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, "one two three four five"), step=0.05)
+    async with serving(make_model(text_parts, engine)) as server:
+        running = asyncio.create_task(server.chat({"stream": True}))
+        await asyncio.sleep(0.1)
+        server.life._on_signal(signal.SIGTERM)
+        await asyncio.sleep(0.02)
+        health = await server.client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        refused = await server.chat({})
+        assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
+        chunks = events_of((await running).text)
+        assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "one two three four five"
+        assert await asyncio.wait_for(asyncio.shield(server.task), 10) == 0
+    assert engine.closed
+
+
+async def test_drain_has_a_limit(text_parts: TextParts) -> None:
+    engine = FakeEngine(lambda request, sample: [70] * 400, step=0.05)
+    async with serving(make_model(text_parts, engine), drain_seconds=0.2) as server:
+        running = asyncio.create_task(server.chat({"stream": True}))
+        await asyncio.sleep(0.1)
+        server.life._on_signal(signal.SIGTERM)
+        assert events_of((await running).text)[-1]["choices"][0]["finish_reason"] == "abort"
+        assert await asyncio.wait_for(asyncio.shield(server.task), 10) == 0
+
+
+async def test_a_second_signal_ends_at_once(text_parts: TextParts) -> None:
+    engine = FakeEngine(lambda request, sample: [70] * 400, step=0.05)
+    async with serving(make_model(text_parts, engine), drain_seconds=60) as server:
+        running = asyncio.create_task(server.chat({}))
+        await asyncio.sleep(0.1)
+        server.life._on_signal(signal.SIGTERM)
+        server.life._on_signal(signal.SIGINT)
+        assert await asyncio.wait_for(asyncio.shield(server.task), 5) == 128 + signal.SIGINT
+        running.cancel()
+
+
+async def test_metrics(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, "one two three"), step=0.002)
+    async with serving(make_model(text_parts, engine)) as server:
+        await server.chat({"stream": True, "max_tokens": 50})
+        await server.client.get("/nope")
+        await asyncio.sleep(0.05)
+        response = await server.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    text = response.text
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    n_tokens = len(text_parts.tokenizer.encode_raw("one two three")) + 1
+    for prefix in ("qwen3_", "vllm:"):
+        assert float(samples[prefix + 'generation_tokens_total{model_name="fake"}']) == n_tokens
+        assert float(samples[prefix + 'time_to_first_token_seconds_count{model_name="fake"}']) == 1
+        assert float(samples[prefix + 'inter_token_latency_seconds_count{model_name="fake"}']) == n_tokens - 1
+    assert samples['vllm:request_success_total{finished_reason="stop",model_name="fake"}'] == "1.0"
+    assert samples['vllm:request_success_total{finished_reason="abort",model_name="fake"}'] == "0.0"
+    assert float(samples['vllm:kv_cache_usage_perc{model_name="fake"}']) == 0
+    assert samples['http_requests_total{handler="/v1/chat/completions",method="POST",status="200"}'] == "1.0"
+    assert samples['http_requests_total{handler="other",method="GET",status="404"}'] == "1.0"
+    assert "vllm:cache_config_info{" in text and "process_resident_memory_bytes" in text
+    for table in (_GAUGES, _COUNTERS, _HISTOGRAMS):
+        for names in table.values():
+            for name in (f"qwen3_{names.ours}", *(f"vllm:{alias}" for alias in names.vllm)):
+                assert f"# TYPE {name}" in text, name
+    # what dashboards and autoscalers ask for by name (cases, section 3)
+    for name in (
+        "e2e_request_latency_seconds",
+        "num_requests_running",
+        "num_requests_waiting",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_inference_time_seconds",
+        "request_max_num_generation_tokens",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "num_preemptions_total",
+        "request_params_n",
+        "request_params_max_tokens",
+        "time_per_output_token_seconds",
+        "gpu_cache_usage_perc",
+    ):
+        assert f"vllm:{name}" in text, name
+
+
+async def test_one_json_line_per_request(text_parts: TextParts, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine(says(text_parts, "one two three"), step=0.002)
+    async with serving(make_model(text_parts, engine)) as server:
+        await server.chat({}, headers={"x-request-id": "mine"})
+        await server.chat({"temperature": -1}, headers={b"x-request-id": b"bad\xe9id"})
+        await server.client.get("/health")
+        for long_id in ("x" * 129, "x" * 128):
+            response = await server.client.get("/v1/models", headers={"x-request-id": long_id})
+            assert (response.headers["x-request-id"] == long_id) == (len(long_id) == 128)
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    requests = [line for line in lines if line["event"] == "request"]
+    assert len(requests) == 4  # the health check is silent at this level
+    first = requests[0]
+    assert (first["request_id"], first["route"], first["status"]) == ("mine", "/v1/chat/completions", 200)
+    assert first["client"] == "127.0.0.1" and first["finish_reason"] == "stop" and first["cached_tokens"] == 3
+    assert first["prompt_tokens"] > 0 and first["ttft_seconds"] >= 0 and first["tokens_per_second"] > 0
+    assert requests[1]["status"] == 400 and len(requests[1]["request_id"]) == 32
+    events = [line["event"] for line in lines]
+    assert [event for event in events if event in ("listening", "ledger", "ready", "stopped")] == [
+        "listening",
+        "ledger",
+        "ready",
+        "stopped",
+    ]
+    ledger = next(line for line in lines if line["event"] == "ledger")
+    assert ledger["kv_tokens"] == 64 * 32 and ledger["kv_full_requests"] == 4
+    assert "weights 3.9 MB" in ledger["message"]
+
+
+async def test_bugs_are_500_without_details(text_parts: TextParts, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine()
+    async with serving(make_model(text_parts, engine)) as server:
+        engine.submit = lambda request: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+        response = await server.chat({})
+        assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
+        assert "ZeroDivision" not in response.text
+        engine.stats = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+        assert (await server.client.get("/metrics")).status_code == 500
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+async def test_a_bug_in_mid_stream_breaks_the_stream_off(text_parts: TextParts) -> None:
+    engine = FakeEngine(lambda request, sample: [70] * 50, step=0.01)
+    async with serving(make_model(text_parts, engine)) as server:
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                serving_now = server.life.state.serving
+                assert serving_now is not None
+                (generation,) = serving_now.runtime._active
+                generation._collect = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+                await response.aread()
+        await asyncio.sleep(0.05)
+        assert not engine.open_samples
+
+
+def test_ports_and_addresses() -> None:
+    with bind("127.0.0.1", 0) as taken, pytest.raises(UsageError, match="is in use"):
+        bind("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(UsageError, match="no address of this machine"):
+        bind("192.0.2.1", 0)
+    with pytest.raises(UsageError, match="cannot be resolved"):
+        bind("no such host", 0)
+    if socket.has_ipv6:
+        with bind("::1", 0) as six:
+            assert six.family == socket.AF_INET6
