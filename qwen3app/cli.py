@@ -219,7 +219,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         known = [option for action in used._actions for option in action.option_strings]
         if flag.startswith("-"):
             used.error(f"there is no flag {flag}; {_closest(flag, known, 'check its spelling')}")
-        used.error(f"unexpected argument {flag!r}")
+        hint = '; ask one question with --once "QUESTION"' if args.command == "chat" else ""
+        used.error(f"unexpected argument {unknown[0]!r}{hint}")
     return args
 
 
@@ -279,7 +280,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, AppError):
-        return str(error)
+        text = str(error)
+        return text if text.endswith((".", "!", "?")) else f"{text}."
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}."

@@ -90,6 +90,7 @@ class Renderer:
         self._line(text, _NOTE_STYLE)
 
     def error(self, text: str) -> None:
+        """One sentence about what went wrong."""
         self._line(sanitize_line(text), _ERROR_STYLE)
 
     def plain(self, text: str) -> None:
