@@ -25,8 +25,9 @@ from jinja2.exceptions import TemplateError, TemplateRuntimeError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 # A conversation of 10,000 messages takes the official template 20,000 steps.
 MAX_STEPS = 250_000
@@ -37,6 +38,11 @@ MAX_ITEMS = 1 << 20  # of a list
 # All strings made on the way; the official template copies a content about eight times.
 MAX_CHARACTERS = 1 << 27
 MAX_WIDTH = 10_000
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+# str.format and format_map are left to jinja2, which replaces them.
+_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
+_LOOP_ATTRIBUTES = frozenset(("index", "index0", "first", "last", "length"))
 
 # Not an identifier, so no template can name it and no keyword of a request can hide it.
 BUDGET_KEY = "render budget"
@@ -72,7 +78,8 @@ class Budget:
     def _charge(self, value: Any) -> None:
         if isinstance(value, str | list | tuple):
             length = len(value)
-            _refuse_length(length, value)
+            if length > MAX_ITEMS:  # the smaller limit
+                _refuse_length(length, value)
             self._characters -= length
             if self._characters < 0:
                 raise TemplateLimitError(f"it builds more than {MAX_CHARACTERS:,} characters")
@@ -216,6 +223,24 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
         del self.globals["lipsum"]
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the base class, with shortcuts for `message.content`, `content.startswith`, `loop.index0` and `ns.x`, the
+        bulk of all look-ups: no attribute to prefer to the item, and no doubt that the attribute is safe."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if (kind is str and attribute in _STR_METHODS) or (kind is LoopContext and attribute in _LOOP_ATTRIBUTES):
+            return getattr(obj, attribute)
+        if kind is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
             for text, times in ((left, right), (right, left)):
@@ -228,10 +253,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 raise TemplateLimitError("it computes an enormous number")
         elif operator == "%" and isinstance(left, str):
             _refuse_format(left)
-        result = super().call_binop(context, operator, left, right)
-        budget = _budget(context)
-        if budget is not None:
-            budget._charge(result)
+        result = self.binop_table[operator](left, right)
+        if isinstance(result, str | list | tuple):
+            _charge_filter(context, result)
         return result
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -239,11 +263,14 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
             _check_method(method.__name__, owner, args)
-        result = super().call(__context, __obj, *args, **kwargs)
+        if type(owner) is str and method is __obj:
+            kwargs.pop("_loop_vars", None)  # what jinja2 passes along for macros
+            kwargs.pop("_block_vars", None)
+            result = __obj(*args, **kwargs)
+        else:
+            result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, str | list):
-            budget = _budget(__context)
-            if budget is not None:
-                budget._charge(result)
+            _charge_filter(__context, result)
         return result
 
 
@@ -260,7 +287,7 @@ def add_limits(tree: nodes.Template) -> None:
             one = nodes.Const(None, lineno=node.lineno)
             step = nodes.Filter(one, "render step", [], [], None, None, lineno=node.lineno)
             node.body = [nodes.ExprStmt(step, lineno=node.lineno), *node.body]
-        elif isinstance(node, nodes.Concat | nodes.Filter):
+        elif isinstance(node, nodes.Concat) or (isinstance(node, nodes.Filter) and node.name != "length"):
             return nodes.Filter(node, "render charge", [], [], None, None, lineno=node.lineno)
         return node
 

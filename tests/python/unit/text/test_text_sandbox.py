@@ -66,6 +66,8 @@ HOSTILE = {
     "recursive loop": "{% set x = [1, 2] %}{% for a in x recursive %}{{ loop(x) }}{% endfor %}",
     "call block": "{% macro m(n) %}{% if n %}{% call m(n - 1) %}{% endcall %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "namespace internals": "{{ namespace(a=1).__class__.x }}",
+    "string internals": "{{ 'a'.upper.__self__.x }}",
     "globals": "{{ raise_exception.__globals__.x }}",
     "format attribute": "{{ '{0.__class__.__mro__}'.format(1)[9999] }}{{ undefined.x.y }}",
     "budget": "{{ self._TemplateReference__context.parent.x.y }}",
@@ -122,6 +124,7 @@ def test_what_a_template_may_do() -> None:
         "{% macro m(a) %}[{{ a }}{{ caller() }}]{% endmacro %}{% call m('x') %}y{% endcall %}": "[xy]",
         "{% filter upper %}a{{ 'b' ~ 1 }}{% endfilter %}": "AB1",
         "{% for a in range(9) %}{% if a == 2 %}{% continue %}{% elif a == 4 %}{% break %}{% endif %}{{ a }}{% endfor %}": "013",
+        "{% set n = namespace(a=1) %}{{ n.a }}{{ n.b }}{{ n._c }}|{{ {'items': 5}.items is callable }}{{ {'x': 5}.x }}{{ {}.x }}": "1|True5",
         "{{ messages | map(attribute='content') | join }}{{ undefined }}": "hi",
         "  {% if true %}\nx\n  {% endif %}\ny": "x\ny",
     }.items():
