@@ -261,7 +261,7 @@ def _existing(path: Path, source: str) -> Path:
         if path.is_dir():
             return path
         what = "is a file, not a model directory" if path.exists() else "does not exist"
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # no permission; no home directory to put for ~
         what = f"cannot be used ({error})"
     raise UsageError(f"The model directory {path} ({source}) {what}; check the path.")
 

@@ -2,7 +2,8 @@
 
 The tokenizer and the template are read in a thread while the engine opens, so that neither waits for the other. The
 engine needs one number of the tokenizer before it opens, the count of ids that have a token; it is read from
-tokenizer.json directly (0.05 s instead of the 0.5 s that the whole tokenizer takes) and compared afterwards.
+tokenizer.json directly (0.05 s instead of the 0.5 s that the whole tokenizer takes) and compared afterwards; should the
+tokenizer count otherwise, it is right, and the engine is opened again.
 Every failure is one sentence, an AppError.
 """
 
@@ -72,6 +73,7 @@ class LoadedModel:
         thread.start()
         clock = _PhaseClock(phases, progress)
         engine: Engine | None = None
+        n_token_ids: int | None = None
         try:
             n_token_ids = _count_token_ids(directory / "tokenizer.json")
             if n_token_ids is None:  # a file of another shape or a broken one: the tokenizer itself will tell
@@ -82,22 +84,18 @@ class LoadedModel:
             clock.end()
             thread.join()
             _raise_text_error(text)
-            info = engine.info()
             if text["tokenizer"].n_ids != n_token_ids:
-                raise ModelError(
-                    f"{directory / 'tokenizer.json'} changed while it was read; start again when its download is done."
-                )
-            if n_token_ids > info.vocab:
-                raise ModelError(
-                    f"{directory / 'tokenizer.json'} has {n_token_ids} token ids, but config.json says vocab_size "
-                    f"{info.vocab}; the tokenizer belongs to another model."
-                )
+                n_token_ids = text["tokenizer"].n_ids
+                engine.close()
+                engine = Engine.open(directory, replace(options, n_token_ids=n_token_ids), clock.progress, on_log)
+                clock.end()
+            info = engine.info()
         except BaseException as error:
             thread.join()
             if engine is not None:
                 engine.close()
             if isinstance(error, AppError) and getattr(error, "status", None) == Status.INVALID_ARGUMENT:
-                _raise_vocab_mismatch(directory, text)
+                _raise_vocab_mismatch(directory, n_token_ids or 0)
             raise
         phases["total"] = time.perf_counter() - begin
         return cls(
@@ -183,14 +181,13 @@ def _raise_text_error(text: dict[str, Any]) -> None:
     raise error
 
 
-def _raise_vocab_mismatch(directory: Path, text: dict[str, Any]) -> None:
+def _raise_vocab_mismatch(directory: Path, n_ids: int) -> None:
     """The engine refuses more ids than its vocabulary has; say which file is at fault, if it is that."""
     import json
 
     try:
         vocab = json.loads((directory / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-        n_ids = text["tokenizer"].n_ids
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return
     if isinstance(vocab, int) and n_ids > vocab:
         raise ModelError(
