@@ -33,7 +33,7 @@ HEADER = ROOT / "native" / "include" / "qwen3.h"
 
 
 # Distributions that our dependencies name but that qwen3-8b.spec leaves out: nothing of theirs is inside.
-EXCLUDED = {"click", "faker", "httpx", "httpx2", "huggingface-hub", "polyfactory", "pycparser", "pyyaml", "rich-click"}
+EXCLUDED = {"faker", "httpx", "httpx2", "huggingface-hub", "polyfactory", "rich-click"}
 
 
 def fail(sentence: str) -> SystemExit:
