@@ -35,6 +35,9 @@ void check_options(const qwen3_options& o) {
   check_range("threads", o.threads, 0, 1024);
   check_range("n_token_ids", o.n_token_ids, 0, INT32_MAX);
   check_range("log_level", o.log_level, QWEN3_LOG_DEBUG, QWEN3_LOG_ERROR);
+  if (o.yarn_factor != 0 && !(o.yarn_factor > 1 && o.yarn_factor <= 64))
+    throw Error(Status::kInvalidArgument, "option yarn_factor is " + std::to_string(o.yarn_factor) +
+                                              "; it must be 0 (as the config says), or more than 1 and at most 64");
 }
 
 struct KvSize {

@@ -1,0 +1,196 @@
+// Opening: every option's range, the size of the KV pool, progress and its cancellation, the log.
+#include <functional>
+
+#include "check.h"
+#include "engine/host.h"
+
+using host::kBlockBytes;
+using host::options;
+using qwen3::BackendOptions;
+using qwen3::Engine;
+using qwen3::Error;
+using qwen3::Status;
+
+namespace {
+
+class SmallOps final : public qwen3::Ops {  // a device with little memory
+ public:
+  explicit SmallOps(uint64_t free_bytes) : free_bytes_(free_bytes) {}
+  qwen3::DeviceInfo info() const override { return {"toy", "a small toy", "toy", 0, free_bytes_}; }
+  void* allocate(size_t bytes, const char* what) override { return toy_.allocate(bytes, what); }
+  qwen3::LinearWeight load_linear(std::span<const qwen3::HostMatrix> p, qwen3::LinearLayout l) override {
+    return toy_.load_linear(p, l);
+  }
+  const qwen3::bf16* load_table(const qwen3::HostMatrix& t) override { return toy_.load_table(t); }
+  const float* load_floats(std::span<const float> v) override { return toy_.load_floats(v); }
+  qwen3::BatchView upload_batch(const qwen3::BatchArrays& a) override { return toy_.upload_batch(a); }
+  const int32_t* upload_rows(std::span<const int32_t> r) override { return toy_.upload_rows(r); }
+  void embed(const qwen3::EmbedArgs&) override {}
+  void rms_norm(const qwen3::RmsNormArgs&) override {}
+  void linear(const qwen3::LinearArgs&) override {}
+  void gate_up(const qwen3::GateUpArgs&) override {}
+  void qk_norm_rope(const qwen3::QkNormRopeArgs&) override {}
+  void attention(const qwen3::AttentionArgs&) override {}
+  void sample(const qwen3::SampleArgs&) override {}
+  void download(std::span<float>, const float*) override {}
+  void wait() override {}
+
+ private:
+  uint64_t free_bytes_;
+  toy::ToyOps toy_{std::make_shared<toy::Faults>()};
+};
+
+struct Opened {
+  qwen3_info info;
+  BackendOptions asked;
+};
+
+// Opens and closes an engine on a device that says it has `free_bytes`.
+Opened open(const qwen3_options& o, uint64_t free_bytes = uint64_t{1} << 30) {
+  model_dir::TempDir dir;
+  toy::write_model(dir);
+  Opened opened{};
+  const Engine engine(dir.path(), o, [&](const BackendOptions& asked) {
+    opened.asked = asked;
+    return std::make_unique<SmallOps>(free_bytes);
+  });
+  opened.info = engine.info();
+  return opened;
+}
+
+}  // namespace
+
+TEST("open: an option out of range is refused by name") {
+  const auto refuse = [](const char* name, const std::function<void(qwen3_options&)>& change) {
+    qwen3_options o = options();
+    change(o);
+    try {
+      open(o);
+      check::fail(__FILE__, __LINE__, std::string(name) + " was accepted");
+    } catch (const Error& error) {
+      CHECK_EQ(static_cast<int>(error.status()), static_cast<int>(Status::kInvalidArgument));
+      if (std::string(error.what()).find(name) == std::string::npos)
+        check::fail(__FILE__, __LINE__, std::string("\"") + error.what() + "\" does not name " + name);
+    }
+  };
+  refuse("max_context", [](auto& o) { o.max_context = -1; });
+  refuse("max_context", [](auto& o) { o.max_context = 40'961; });
+  refuse("max_slots", [](auto& o) { o.max_slots = 0; });
+  refuse("max_slots", [](auto& o) { o.max_slots = 4097; });
+  refuse("token_budget", [](auto& o) { o.token_budget = 15; });
+  refuse("token_budget", [](auto& o) { o.token_budget = 65'537; });
+  refuse("max_queue", [](auto& o) { o.max_queue = -1; });
+  refuse("threads", [](auto& o) { o.threads = -1; });
+  refuse("threads", [](auto& o) { o.threads = 1025; });
+  refuse("n_token_ids", [](auto& o) { o.n_token_ids = -1; });
+  refuse("n_token_ids", [](auto& o) { o.n_token_ids = toy::kVocab + 1; });
+  refuse("log_level", [](auto& o) { o.log_level = 4; });
+  refuse("yarn_factor", [](auto& o) { o.yarn_factor = -2; });
+  refuse("yarn_factor", [](auto& o) { o.yarn_factor = 65; });
+  refuse("less than one block", [](auto& o) { o.kv_bytes = kBlockBytes - 1; });
+  refuse("holds 96 tokens", [](auto& o) { o.kv_bytes = 3 * kBlockBytes, o.max_context = 97; });
+}
+
+TEST("open: the pool's size follows kv_bytes, or the memory that is left, or the context that was asked for") {
+  qwen3_options o = options(10);
+  qwen3_info info = open(o).info;
+  CHECK_EQ(info.n_blocks, 10);
+  CHECK_EQ(info.block_size, 32);
+  CHECK_EQ(info.max_context, 320);  // lowered to what the pool holds
+  CHECK_EQ(info.model_max_context, 40'960);
+  CHECK_EQ(info.kv_bytes, 10 * kBlockBytes);
+  CHECK_EQ(info.max_slots, 32);
+
+  o.kv_bytes = 0;
+  o.max_context = 64;
+  o.max_slots = 3;
+  info = open(o).info;  // plenty of memory: a full context for every slot, not more
+  CHECK_EQ(info.n_blocks, 6);
+  CHECK_EQ(info.max_context, 64);
+
+  const uint64_t taken = info.weight_bytes + info.workspace_bytes;
+  o.max_context = 0;
+  info = open(o, taken + 40 * kBlockBytes).info;  // a quarter of what is left
+  CHECK_EQ(info.n_blocks, 10);
+  CHECK_EQ(info.max_context, 320);
+  o.max_context = 32 * 30;  // a promise: takes more than the usual share
+  info = open(o, taken + 40 * kBlockBytes).info;
+  CHECK_EQ(info.n_blocks, 30);
+  o.max_context = 32 * 41;
+  CHECK_THROWS_WITH(open(o, taken + 40 * kBlockBytes), Error, "the largest context that fits is 1280");
+  o.max_context = 0;
+  CHECK_THROWS_WITH(open(o, taken), Error, "less than one block");
+}
+
+TEST("open: what the host asked for reaches the backend, and info says what it got") {
+  qwen3_options o = options();
+  o.device = "cuda:3";
+  o.kernels = "generic";
+  o.threads = 7;
+  Opened opened = open(o);
+  CHECK_EQ(opened.asked.device, "cuda:3");
+  CHECK_EQ(opened.asked.kernels, "generic");
+  CHECK_EQ(opened.asked.threads, 7);
+  CHECK_EQ(std::string(opened.info.device_name), "a small toy");
+  o.device = "";
+  o.kernels = nullptr;
+  o.n_token_ids = 0;
+  o.token_budget = 16;
+  opened = open(o);
+  CHECK_EQ(opened.asked.device, "auto");
+  CHECK_EQ(opened.asked.kernels, "auto");
+  CHECK_EQ(opened.info.n_token_ids, toy::kVocab);
+  CHECK_EQ(opened.info.max_slots, 16);  // capped by the budget
+  CHECK_EQ(opened.info.n_eos_ids, 1);
+  CHECK_EQ(opened.info.eos_ids[0], toy::kEos);
+  CHECK_EQ(opened.info.tied, 1);
+  CHECK(opened.info.open_seconds >= 0);
+  o.yarn_factor = 4;
+  CHECK_EQ(open(o).info.model_max_context, 131'072);
+}
+
+TEST("open: progress comes phase by phase and may stop it at any call") {
+  struct Seen {
+    std::vector<std::string> phases;
+    int stop_at = -1;
+    int n = 0;
+    uint64_t last_done = 0;
+  };
+  const auto callback = [](void* user, const char* phase, uint64_t done, uint64_t total) -> int32_t {
+    Seen& seen = *static_cast<Seen*>(user);
+    CHECK(done <= total);
+    if (seen.phases.empty() || seen.phases.back() != phase) {
+      seen.phases.push_back(phase);
+      seen.last_done = 0;
+    }
+    CHECK(done >= seen.last_done);
+    seen.last_done = done;
+    return seen.n++ == seen.stop_at ? 1 : 0;
+  };
+  qwen3_options o = options();
+  Seen all;
+  o.progress = callback;
+  o.progress_user = &all;
+  open(o);
+  CHECK(all.phases == std::vector<std::string>({"map", "weights", "kv"}));
+  for (int stop = 0; stop < all.n; stop++) {
+    Seen seen;
+    seen.stop_at = stop;
+    o.progress_user = &seen;
+    CHECK_THROWS_WITH(open(o), Error, "stopped by the progress callback");
+    CHECK_EQ(seen.n, stop + 1);  // not called again
+  }
+}
+
+TEST("open: the log level filters") {
+  host::Log log;
+  qwen3_options o = options();
+  o.log = host::Log::write;
+  o.log_user = &log;
+  o.log_level = QWEN3_LOG_WARNING;
+  open(o);
+  CHECK_EQ(log.text, "");
+  o.log_level = QWEN3_LOG_INFO;
+  open(o);
+  CHECK(log.contains("model ready on toy"));
+}
