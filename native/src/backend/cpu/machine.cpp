@@ -1,6 +1,7 @@
 #include "backend/cpu/machine.h"
 
 #include <sched.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -190,7 +191,11 @@ int usable_cores() {
 }
 
 uint64_t available_bytes() {
-  const uint64_t machine = parse_meminfo(read_file("/proc/meminfo"), "MemAvailable");
+  uint64_t machine = parse_meminfo(read_file("/proc/meminfo"), "MemAvailable");
+  struct sysinfo totals = {};
+  if (machine == 0 && ::sysinfo(&totals) == 0) {  // no /proc, as in a bare chroot: the kernel's lower estimate
+    machine = (static_cast<uint64_t>(totals.freeram) + totals.bufferram) * totals.mem_unit;
+  }
   const uint64_t cgroup = cgroup_available();
   return machine == 0 ? (cgroup == std::numeric_limits<uint64_t>::max() ? 0 : cgroup) : std::min(machine, cgroup);
 }
