@@ -1,0 +1,239 @@
+"""The server as a process: start, 503 while loading, load with disconnects, drain, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import ROOT, RealServer, StartServer
+
+
+def metric(url: str, name: str) -> float:
+    for line in httpx.get(url + "/metrics", timeout=20).text.splitlines():
+        if line.startswith((name + "{", name + " ")):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no metric {name}")
+
+
+def wait_until_idle(url: str, seconds: float = 30) -> None:
+    """All blocks are free or hold a cached prefix, nothing runs or waits, and no HTTP request but ours is open."""
+    deadline = time.monotonic() + seconds
+    while True:
+        running = metric(url, "qwen3_requests_running") + metric(url, "qwen3_requests_waiting")
+        if running == 0 and metric(url, "qwen3_kv_blocks_used") == 0 and metric(url, "http_requests_open") == 1:
+            break
+        assert time.monotonic() < deadline, "the server did not fall idle"
+        time.sleep(0.05)
+    total = metric(url, "qwen3_kv_blocks")
+    assert metric(url, "qwen3_kv_blocks_free") + metric(url, "qwen3_kv_blocks_cached") == total
+
+
+def body_of(i: int, n_tokens: int = 24) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": f"Question {i % 40}: what is a fox?"}],
+        "max_tokens": n_tokens,
+        "temperature": 0.8,
+        "seed": i % 40,
+        "ignore_eos": True,
+        "stream": i % 2 == 0,
+    }
+
+
+def text_of(body: dict[str, Any], reply: bytes) -> str:
+    if not body["stream"]:
+        return json.loads(reply)["choices"][0]["message"]["content"] or ""
+    lines = [line[6:] for line in reply.split(b"\n\n") if line.startswith(b"data: {")]
+    assert reply.endswith(b"data: [DONE]\n\n")
+    return "".join(json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines)
+
+
+def test_sse_bytes(real_server: RealServer) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "stream": True, "seed": 1}
+    with httpx.stream("POST", real_server.url + "/v1/chat/completions", json=body, timeout=30) as response:
+        raw = b"".join(response.iter_bytes())
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    events = raw.split(b"\n\n")
+    assert events[-1] == b"" and events[-2] == b"data: [DONE]"
+    assert all(event.startswith(b"data: ") and b"\n" not in event for event in events[:-1])
+
+
+@pytest.mark.timeout(240)
+async def test_500_requests_with_random_disconnects(start_server: StartServer, tiny_model_dir: Path) -> None:
+    """Sound 3: all blocks free at the end, and every answer that survived is right (B86, B87)."""
+    server = start_server(tiny_model_dir, "--max-ctx", "1024", "--slots", "16", "--kv-gb", "0.02")
+    chance = random.Random(7)
+    limits = httpx.Limits(max_connections=600, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=server.url, timeout=200, limits=limits) as client:
+        expected = {}
+        for i in range(40):
+            body = {**body_of(i), "stream": False}
+            expected[i] = text_of(body, (await client.post("/v1/chat/completions", json=body)).content)
+
+        async def one(i: int) -> str:
+            body = body_of(i)
+            leave = chance.random() < 0.5
+            patience = chance.random() * 4 if leave else 1000.0
+            try:
+                async with asyncio.timeout(patience):
+                    response = await client.post("/v1/chat/completions", json=body)
+            except TimeoutError:
+                return "left"
+            assert response.status_code == 200, response.text
+            assert text_of(body, response.content) == expected[i % 40]
+            return "answered"
+
+        results = await asyncio.gather(*(one(i) for i in range(500)))
+    assert results.count("answered") >= 150 and results.count("left") >= 50
+    await asyncio.to_thread(wait_until_idle, server.url)
+    assert httpx.get(server.url + "/health").status_code == 200
+    assert server.stop() == 0
+
+
+@pytest.mark.timeout(240)
+async def test_a_pool_for_three_serves_256(start_server: StartServer, tiny_model_dir: Path) -> None:
+    """B82, B83: preemption gives the same texts as a large pool, and the counts are right."""
+    small = start_server(tiny_model_dir, "--max-ctx", "96", "--slots", "16", "--kv-gb", str(3 * 96 * 2048 / 2**30))
+    large = start_server(tiny_model_dir, "--max-ctx", "96", "--slots", "16")
+    texts: list[list[str]] = []
+    for server in (small, large):
+        limits = httpx.Limits(max_connections=300)
+        async with httpx.AsyncClient(base_url=server.url, timeout=200, limits=limits) as client:
+
+            async def one(i: int, client: httpx.AsyncClient = client) -> str:
+                body = body_of(i, 40)
+                response = await client.post("/v1/chat/completions", json=body)
+                assert response.status_code == 200, response.text
+                return text_of(body, response.content)
+
+            texts.append(await asyncio.gather(*(one(i) for i in range(256))))
+        wait_until_idle(server.url)
+        assert metric(server.url, "qwen3_generation_tokens_total") == 256 * 40
+        server.stop()
+    assert texts[0] == texts[1]
+
+
+def test_503_while_loading(start_server: StartServer, tiny_model_dir: Path, tmp_path: Path) -> None:
+    """A config file that is a FIFO holds the loading until the test has looked."""
+    model = tmp_path / "slow"
+    shutil.copytree(tiny_model_dir, model)
+    config, fifo, file = model / "tokenizer_config.json", tmp_path / "fifo", tmp_path / "file"
+    config.rename(file)
+    os.mkfifo(fifo)
+    os.link(fifo, config)
+    server = start_server(model, wait=False)
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        health = client.get("/health")
+        assert health.status_code == 503 and health.json()["status"] == "loading"
+        response = client.post("/v1/completions", json={"prompt": "hi"})
+        assert response.status_code == 503 and response.json()["error"]["code"] == "model_loading"
+        assert "retry-after" in response.headers
+        data = file.read_bytes()
+        file.rename(config)  # later readers find the file; the one that waits gets the FIFO's content
+        fifo.write_bytes(data)
+        deadline = time.monotonic() + 30
+        while client.get("/health").status_code != 200:
+            assert time.monotonic() < deadline, server.log
+            time.sleep(0.02)
+        assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+    assert server.stop() == 0
+
+
+def test_sigterm_while_loading(start_server: StartServer, tiny_model_dir: Path, tmp_path: Path) -> None:
+    model = tmp_path / "slow"
+    shutil.copytree(tiny_model_dir, model)
+    config, fifo = model / "tokenizer_config.json", tmp_path / "fifo"
+    data = config.read_bytes()
+    config.unlink()
+    os.mkfifo(fifo)
+    os.link(fifo, config)
+    server = start_server(model, wait=False)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    config.unlink()
+    config.write_bytes(data)
+    fifo.write_bytes(data)
+    assert server.process.wait(20) == 0, server.log
+
+
+def test_sigterm_drains(start_server: StartServer, tiny_model_dir: Path) -> None:
+    server = start_server(tiny_model_dir, "--max-ctx", "4096")
+    body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True, "seed": 5}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
+        parts = response.iter_bytes()
+        next(parts)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        refused = httpx.post(server.url + "/v1/completions", json={"prompt": "x"}, timeout=20)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+        tail = b"".join(parts)
+    assert tail.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in tail
+    assert server.process.wait(20) == 0
+    assert '"event":"draining","n_requests":1' in server.log and '"event":"stopped"' in server.log
+
+
+def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_model_dir: Path) -> None:
+    server = start_server(tiny_model_dir, "--max-ctx", "30000")
+    body = {"prompt": "Once", "max_tokens": 25_000, "ignore_eos": True, "stream": True}
+    with (
+        contextlib.suppress(httpx.HTTPError),
+        httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response,
+    ):
+        parts = response.iter_bytes()
+        next(parts)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert server.process.poll() is None
+        begin = time.monotonic()
+        assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
+        assert time.monotonic() - begin < 3
+
+
+def run_serve(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "qwen3app.cli", "serve", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+
+
+def test_wrong_starts_are_one_sentence(tiny_model_dir: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        wrong = [
+            (("--model", str(tiny_model_dir), "--port", port), "is in use"),
+            (("--model", str(tmp_path / "none")), "does not exist"),
+            (("--model", str(tmp_path), "--port", "0"), "config.json"),
+            (("--model", str(tiny_model_dir), "--port", "0", "--max-ctx", "1000000"), "max"),
+            (("--model", str(tiny_model_dir), "--port", "0", "--device", "cuda:0"), "cuda"),
+            (("--model", str(tiny_model_dir), "--slots", "many"), "--slots"),
+        ]
+        for flags, words in wrong:
+            result = run_serve(*flags)
+            said = [line for line in result.stderr.splitlines() if not line.startswith("{")]
+            assert result.returncode in (1, 2) and len(said) == 1 and words in said[0].lower(), (flags, result.stderr)
+            assert "Traceback" not in result.stderr and result.stdout == ""
+
+
+def test_ipv6_and_api_key(start_server: StartServer, tiny_model_dir: Path) -> None:
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    server = start_server(tiny_model_dir, "--addr", "::1", "--api-key", "k", "--served-model-name", "my/model")
+    assert server.url.startswith("http://[::1]:")
+    assert httpx.get(server.url + "/v1/models").status_code == 401
+    models = httpx.get(server.url + "/v1/models", headers={"x-api-key": "k"}).json()
+    assert [model["id"] for model in models["data"]] == ["my/model"]
+    assert httpx.get(server.url + "/health").status_code == 200
+    assert server.stop() == 0
