@@ -60,15 +60,17 @@ void check_failed_engine(Host& h, const std::vector<uint64_t>& ids, const std::s
 TEST("engine: a device that fails in a step ends every sample with an error and takes no more work") {
   for (const int step : {0, 1, 5}) {
     auto faults = std::make_shared<toy::Faults>();
-    faults->on_step = [=](int now) {
+    Gate gate;
+    faults->on_step = [&gate, step](int now) {
+      gate.enter(now, 0);
       if (now == step) throw Error(Status::kDeviceError, "the toy broke");
     };
     qwen3_options o = options();
     o.max_slots = 3;
-    Gate gate;
     Host h(o, faults);
     std::vector<uint64_t> ids;
     for (int i = 0; i < 5; i++) ids.push_back(h.submit(Ask(text(20 + i), 50)));
+    gate.open();
     h.finish();
     for (size_t i = 0; i < ids.size(); i++) {  // the tokens so far are sound
       const std::vector<int32_t> tokens = h.of(ids[i]).tokens;
