@@ -314,11 +314,11 @@ TEST("engine: masks of samples of one request are independent; a sample without 
 }
 
 TEST("engine: wrong masks are refused with a sentence") {
-  Host h;
+  Gate gate;
+  Host h(options(), host::gated(gate));
   Ask ask(text(20), 4);
   ask.constrained = 1;
   const uint64_t id = h.submit(ask);
-  Gate gate;
   const uint64_t other = h.submit(Ask(text(20), 100));
   const std::vector<uint32_t> good = mask_of({5});
   CHECK_THROWS_WITH(h.engine->set_mask(id, 0, 1, good), Error,
@@ -332,6 +332,7 @@ TEST("engine: wrong masks are refused with a sentence") {
   CHECK_STATUS(h.engine->set_mask(id, 1, 0, good), Status::kNotFound);
   CHECK_STATUS(h.engine->set_mask(999, 0, 0, good), Status::kNotFound);
   CHECK_THROWS_WITH(h.engine->set_mask(other, 0, 0, good), Error, "was not submitted as constrained");
+  gate.open();
   std::vector<uint32_t> longer = good;
   longer.push_back(0);
   for (int k = 0; k < 4; k++) {

@@ -301,9 +301,10 @@ TEST("engine: prompt_logprobs scores the prompt, alone or before an answer, in a
 }
 
 TEST("engine: prompt_logprobs of a preempted sample come once each") {
+  host::Gate gate;
   qwen3_options o = options(8);
   o.token_budget = 16;
-  Host h(o);
+  Host h(o, host::gated(gate));
   std::vector<uint64_t> ids;
   for (int i = 0; i < 6; i++) {
     Ask ask(text(60, i), 60);
@@ -311,6 +312,7 @@ TEST("engine: prompt_logprobs of a preempted sample come once each") {
     ask.priority = -i;
     ids.push_back(h.submit(ask));
   }
+  gate.open();
   h.finish();
   for (int i = 0; i < 6; i++) {
     CHECK(h.of(ids[static_cast<size_t>(i)]).prompt_tokens == text(60, i));
