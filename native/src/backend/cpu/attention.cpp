@@ -6,7 +6,7 @@
 //
 // One arithmetic for decode, prefill and any tile shape (rows never mix, every order is fixed):
 //   score       one float32 accumulator per (row, key) that walks the 64 pairs of d upwards; times 1/sqrt(128)
-//   step        kStep keys at absolute positions: maximum, exp, o and l rescaled, keys added upwards in one accumulator
+//   step        the 32 keys of a block: maximum, exp, o and l rescaled, keys added upwards in one accumulator
 //               per (row, d); probabilities stay float32
 //   split       kSplit keys start from an empty state
 //   result      splits are merged one by one in ascending order, then o / l
@@ -23,8 +23,7 @@
 namespace qwen3::cpu::QWEN3_ISA {
 namespace {
 
-constexpr int kStepBlocks = 2;
-constexpr int kStep = kStepBlocks * kBlockSize;  // keys per online-softmax step
+constexpr int kStep = kBlockSize;                // keys per online-softmax step
 constexpr int kSplit = 512;                      // positions per split of the context
 constexpr int kTileRows = 48;                    // 4 row groups of 12: o and s of a tile stay in 48 KB
 constexpr int kUnits = kHeadDim / (2 * kLanes);  // vectors of pairs in a value
@@ -55,9 +54,8 @@ QWEN3_INLINE F32 dot_query(F32 acc, const Query* q, BF16 key) {
 }
 #endif
 
-// Into the second-level cache: a tile's working set fills the first.
 QWEN3_INLINE void prefetch(const bf16* p) {
-  __builtin_prefetch(p, 0, 2);
+  __builtin_prefetch(p, 0, 3);
 }
 
 // A thread's working set.
@@ -111,10 +109,10 @@ template <int kRows>
   }
 }
 
-// o[row] = o[row] * alpha[row] + sum over keys of s[row][key] * v[key]; v: one head's values of each block of the step.
+// o[row] = o[row] * alpha[row] + sum over the first n_keys keys of s[row][key] * v[key]; v, next as in score_tile.
 template <int kRows>
-[[gnu::noinline]] void value_tile(const float* s, const float* alpha, const bf16* const* v, const bf16* const* next,
-                                  int n_keys, float* o) {
+[[gnu::noinline]] void value_tile(const float* s, const float* alpha, const bf16* v, const bf16* next, int n_keys,
+                                  float* o) {
   for (int unit = 0; unit < kUnits; unit++) {
     F32 low[kRows], high[kRows];
     float* o_unit = o + unit * 2 * kLanes;
@@ -123,22 +121,18 @@ template <int kRows>
       low[r] = load(o_unit + r * kHeadDim) * set1(alpha[r]);
       high[r] = load(o_unit + r * kHeadDim + kLanes) * set1(alpha[r]);
     }
-    for (int first = 0; first < n_keys; first += kBlockSize) {
-      const bf16* line = v[first / kBlockSize] + value_offset(0, unit * 2 * kLanes);
-      const bf16* next_line = next[first / kBlockSize] + value_offset(0, unit * 2 * kLanes);
-      const float* p = s + first;
-      const int n = n_keys - first < kBlockSize ? n_keys - first : kBlockSize;
-      for (int key = 0; key < n; key++, line += kValueChunk, next_line += kValueChunk, p++) {
-        const BF16 pair = load_pairs(line);
-        prefetch(next_line);
-        const F32 v_even = even(pair);
-        const F32 v_odd = odd(pair);
+    const bf16* line = v + value_offset(0, unit * 2 * kLanes);
+    const bf16* next_line = next + value_offset(0, unit * 2 * kLanes);
+    for (int key = 0; key < n_keys; key++, line += kValueChunk, next_line += kValueChunk) {
+      const BF16 pair = load_pairs(line);
+      prefetch(next_line);
+      const F32 v_even = even(pair);
+      const F32 v_odd = odd(pair);
 #pragma GCC unroll 12
-        for (int r = 0; r < kRows; r++) {
-          const F32 weight = set1(p[r * kStep]);
-          low[r] = fma(weight, v_even, low[r]);
-          high[r] = fma(weight, v_odd, high[r]);
-        }
+      for (int r = 0; r < kRows; r++) {
+        const F32 weight = set1(s[r * kStep + key]);
+        low[r] = fma(weight, v_even, low[r]);
+        high[r] = fma(weight, v_odd, high[r]);
       }
     }
 #pragma GCC unroll 12
@@ -150,10 +144,10 @@ template <int kRows>
 }
 
 // Rows [row, n_rows) of a tile through the largest register tiles that fit.
-void score(Tile& tile, int row, int n_rows, const bf16* k, const bf16* next, float scale, int key) {
+void score(Tile& tile, int row, int n_rows, const bf16* k, const bf16* next, float scale) {
   while (row < n_rows) {
     const Query* q = tile.q + row * kHeadDim;
-    float* s = tile.s + row * kStep + key;
+    float* s = tile.s + row * kStep;
     const int rest = n_rows - row;
     if (kScoreRows >= 12 && rest >= 12) {
       score_tile<kScoreRows>(q, k, next, scale, s);
@@ -174,7 +168,7 @@ void score(Tile& tile, int row, int n_rows, const bf16* k, const bf16* next, flo
   }
 }
 
-void add_values(Tile& tile, int row, int n_rows, const bf16* const* v, const bf16* const* next, int n_keys, float* o) {
+void add_values(Tile& tile, int row, int n_rows, const bf16* v, const bf16* next, int n_keys, float* o) {
   while (row < n_rows) {
     const float* s = tile.s + row * kStep;
     const float* alpha = tile.alpha + row;
@@ -259,7 +253,7 @@ struct Sequence {
   const bf16* k;          // the pools, at this KV head
   const bf16* v;
   int64_t stride;  // elements from one block to the next
-  int n_blocks;  // that the tile reads
+  int n_blocks;    // that the tile reads
 };
 
 // The tile's rows over positions [begin, end) from an empty state, into o, m, l. begin is a multiple of kSplit.
@@ -275,19 +269,12 @@ void attend(Tile& tile, int n_rows, const Sequence& sequence, int begin, int end
     while (row < n_rows && tile.position[row] < start) row++;
     if (row == n_rows) return;
     const int n_keys = end - start < kStep ? end - start : kStep;
-    const bf16* v[kStepBlocks] = {};
-    const bf16* next_v[kStepBlocks] = {};
-    for (int first = 0; first < n_keys; first += kBlockSize) {
-      const int block = (start + first) / kBlockSize;
-      const int next = block + kStepBlocks < sequence.n_blocks ? block + kStepBlocks : block;
-      const int64_t here = sequence.blocks[block] * sequence.stride;
-      const int64_t there = sequence.blocks[next] * sequence.stride;
-      v[first / kBlockSize] = sequence.v + here;
-      next_v[first / kBlockSize] = sequence.v + there;
-      score(tile, row, n_rows, sequence.k + here, sequence.k + there, scale, first);
-    }
+    const int block = start / kBlockSize;
+    const int64_t here = sequence.blocks[block] * sequence.stride;
+    const int64_t next = sequence.blocks[block + 1 < sequence.n_blocks ? block + 1 : block] * sequence.stride;
+    score(tile, row, n_rows, sequence.k + here, sequence.k + next, scale);
     softmax_step(tile, row, n_rows, start, n_keys, m, l);
-    add_values(tile, row, n_rows, v, next_v, n_keys, o);
+    add_values(tile, row, n_rows, sequence.v + here, sequence.v + next, n_keys, o);
   }
 }
 
