@@ -51,7 +51,15 @@ class Screen:
     def keys(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)
 
+    def wait_prompt(self, seconds: float = 20) -> None:
+        """Waits until the chat reads keys: its prompt, or a further line of it, stands at the end."""
+        deadline = time.monotonic() + seconds
+        while not self.text().rstrip().rpartition("\n")[2].startswith((">", ".")):
+            assert time.monotonic() < deadline, f"no prompt came in:\n{self.text()}"
+            time.sleep(0.05)
+
     def type(self, text: str) -> None:
+        self.wait_prompt()
         self._tmux("send-keys", "-l", text)
 
     def wait(self, *parts: str, count: int = 1, seconds: float = 20) -> str:
@@ -82,6 +90,7 @@ def test_a_conversation(screen: Screen) -> None:
     screen.type("Hello")
     screen.keys("Enter")
     screen.wait("tok/s", "cached 0 of", "24 tokens")
+    screen.wait_prompt()
     screen.keys("Up")  # the history
     screen.wait("> Hello", count=2)
     screen.keys("Enter")
@@ -92,6 +101,7 @@ def test_a_conversation(screen: Screen) -> None:
     screen.type("/reset")
     screen.keys("Enter")
     screen.wait("The conversation is empty again.")
+    screen.wait_prompt()
     screen.keys("C-d")
     screen.wait("EXIT 0")
     history = screen.state / "qwen3-8b" / "history"
@@ -131,6 +141,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(screen: Screen) -> None:
     assert "tok/s" not in screen.text()
     screen.keys("C-c")
     screen.wait("stopped]")
+    screen.wait_prompt()
     screen.keys("C-c")
     screen.wait("Ctrl-D or /exit leaves the chat.")
     screen.type("/set max_tokens 3")
@@ -139,6 +150,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(screen: Screen) -> None:
     screen.type("Still there?")
     screen.keys("Enter")
     screen.wait("The answer is cut after 3 tokens")
+    screen.wait_prompt()
     screen.keys("C-d")
     screen.wait("EXIT 0")
 
@@ -161,6 +173,7 @@ def test_completion_thoughts_and_mistakes(screen: Screen) -> None:
     screen.type("/help")
     screen.keys("Enter")
     assert "half a line/help" not in screen.wait("/set NAME VALUE")
+    screen.wait_prompt()
     screen.keys("C-d")
     screen.wait("EXIT 0")
 
@@ -172,6 +185,7 @@ def test_a_full_context_is_explained(tmp_path: Path, tiny_model_dir: Path) -> No
         chat.type("word " * 60)
         chat.keys("Enter")
         chat.wait("and the context holds 64: ask something shorter")
+        chat.wait_prompt()
         chat.keys("C-d")
         chat.wait("EXIT 0")
     finally:
