@@ -27,7 +27,7 @@ from qwen3app.errors import AppError, GenerationError
 from qwen3app.text.output import OutputStream
 
 if TYPE_CHECKING:
-    from qwen3app.runtime.observations import Histogram
+    from qwen3app.runtime.observations import Observations
     from qwen3app.runtime.params import GenerationParams
 
 _TOKEN = int(EventKind.TOKEN)
@@ -121,7 +121,7 @@ class Generation:
         make_output: Callable[[], OutputStream],
         stop_ids: frozenset[int],
         cancel: Callable[[int, int], None],
-        inter_token: Histogram,
+        observations: Observations,
     ) -> None:
         self.prompts = prompts
         self.params = params
@@ -135,7 +135,8 @@ class Generation:
         self._prompt_logprobs: list[list[TokenInfo]] = [[] for _ in prompts]
         self._stop_ids = stop_ids
         self._cancel = cancel
-        self._inter_token = inter_token
+        self._observations = observations
+        self._inter_token = observations.inter_token
         self._want_tokens = params.logprobs or params.top_logprobs > 0 or params.return_tokens
         self._one_by_one = bool(params.stop)
         self._ready: list[_Choice] = []
@@ -329,6 +330,7 @@ class Generation:
                 if tail.stopped:
                     finish_reason, matched = "stop", output.matched_stop
             choice.finish_reason = finish_reason
+            self._observations.reasoning_tokens += output.reasoning_tokens
             if finish_reason == "error" and self.error is None:
                 self.error = GenerationError("The engine failed while it generated this answer; try again.")
             if finish_reason != "stop":

@@ -156,7 +156,7 @@ class Runtime:
             make_output,
             eos | frozenset(params.stop_token_ids),
             self._cancel,
-            self.observations.inter_token,
+            self.observations,
         )
         submitted: list[int] = []
         try:

@@ -51,7 +51,7 @@ class Log:
 
 
 class Record:
-    """What is known of one HTTP request; handlers set `generation` and `client_gone`."""
+    """What is known of one HTTP request; handlers set `generation`."""
 
     __slots__ = ("client_gone", "generation", "request_id", "started", "status")
 
@@ -109,9 +109,15 @@ class AccessLog:
                 message["headers"] = [*message["headers"], stamp]
             await send(message)
 
+        async def watched_receive() -> Any:
+            incoming = await receive()
+            if incoming["type"] == "http.disconnect":
+                record.client_gone = True
+            return incoming
+
         self._observations.n_open += 1
         try:
-            await self._app(scope, receive, stamped_send)
+            await self._app(scope, watched_receive, stamped_send)
         except Exception as error:
             self._log.write(
                 "error", "error", request_id=record.request_id, error=repr(error), traceback=traceback.format_exc()

@@ -42,6 +42,8 @@ def make_app(state: ServerState, log: Log) -> ASGIApp:
 
     def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         reply = describe(error)
+        if reply is None and record_of(request.scope).client_gone:
+            reply = internal_error()  # nobody reads it: the client left while its body was being read
         if reply is None:
             log.write(
                 "error",

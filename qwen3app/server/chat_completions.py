@@ -69,11 +69,9 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
     generation = runtime.generate(prompt.ids, params, thinking=prompt.thinking, split_reasoning=True, param="messages")
     record.generation = generation
     if body.stream:
-        return EventStream(
-            generation, ChatChunks(state.model_name, body, generation, model.tokenizer), state.heartbeat, record
-        )
+        return EventStream(generation, ChatChunks(state.model_name, body, generation, model.tokenizer), state.heartbeat)
     reply = ChatReply(generation, model.tokenizer)
-    await read_all(generation, request.receive, record, reply.take)
+    await read_all(generation, request.receive, reply.take)
     return JsonReply(to_json(reply.finish(state.model_name, body)))
 
 
@@ -203,7 +201,9 @@ class ChatReply:
             "system_fingerprint": None,
         }
         if body.prompt_logprobs is not None:
-            reply["prompt_logprobs"] = prompt_logprobs_object(self._tokenizer, generation.prompt_logprobs or [])
+            infos = generation.prompt_logprobs or []
+            shown = [info._replace(top=info.top[: body.prompt_logprobs]) for info in infos]
+            reply["prompt_logprobs"] = prompt_logprobs_object(self._tokenizer, shown)
         if body.return_token_ids:
             reply["prompt_token_ids"] = list(generation.prompts[0])
         return reply

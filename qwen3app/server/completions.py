@@ -65,9 +65,9 @@ async def create_completion(request: Request[Any, Any, Any]) -> Reply:
     record.generation = generation
     shape = CompletionShape(state.model_name, body, generation, model.tokenizer, prompts)
     if body.stream:
-        return EventStream(generation, CompletionChunks(shape), state.heartbeat, record)
+        return EventStream(generation, CompletionChunks(shape), state.heartbeat)
     reply = CompletionReply(shape)
-    await read_all(generation, request.receive, record, reply.take)
+    await read_all(generation, request.receive, reply.take)
     return JsonReply(to_json(reply.finish()))
 
 

@@ -3,7 +3,7 @@
 Owns: writing, the watch for clients that leave, the signs of life. Refuses to know what the events say: that is an
 `Encoder`, one per API face.
 
-Everything that waits goes out in one write: the cost of a stream is its number of writes (docs: streaming).
+Everything that waits goes out in one write: the cost of a stream is its number of writes.
 A client that leaves cancels the generation, which ends the stream by itself; nothing is torn down from outside.
 """
 
@@ -13,7 +13,6 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from qwen3app.errors import AppError
-from qwen3app.server.access_log import Record
 from qwen3app.server.openai_errors import describe, internal_error
 
 if TYPE_CHECKING:
@@ -100,17 +99,16 @@ class Heartbeat:
 class EventStream(Reply):
     """One generation as server-sent events."""
 
-    def __init__(self, generation: Generation, encoder: Encoder, heartbeat: Heartbeat, record: Record) -> None:
+    def __init__(self, generation: Generation, encoder: Encoder, heartbeat: Heartbeat) -> None:
         self.generation = generation
         self.last_sent = 0.0  # loop time
         self._encoder = encoder
         self._heartbeat = heartbeat
-        self._record = record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation, encode = self.generation, self._encoder.encode
         clock: Callable[[], float] = asyncio.get_running_loop().time
-        watch = asyncio.create_task(watch_disconnect(receive, generation, self._record))
+        watch = asyncio.create_task(watch_disconnect(receive, generation))
         self._heartbeat.add(self)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -130,21 +128,18 @@ class EventStream(Reply):
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
 
-async def watch_disconnect(receive: Receive, generation: Generation, record: Record) -> None:
+async def watch_disconnect(receive: Receive, generation: Generation) -> None:
     """Cancels the generation when the client leaves."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            record.client_gone = True
             generation.cancel()
             return
 
 
-async def read_all(
-    generation: Generation, receive: Receive, record: Record, take: Callable[[list[ChoiceDelta]], None]
-) -> None:
+async def read_all(generation: Generation, receive: Receive, take: Callable[[list[ChoiceDelta]], None]) -> None:
     """Feeds a whole generation to `take`, for a reply in one piece, watching for a client that leaves."""
-    watch = asyncio.create_task(watch_disconnect(receive, generation, record))
+    watch = asyncio.create_task(watch_disconnect(receive, generation))
     try:
         async for deltas in generation:
             take(deltas)

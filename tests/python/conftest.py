@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from served import ROOT, RealServer, StartServer, wait_for
 
 
 @pytest.fixture(scope="session")
@@ -24,28 +20,6 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, str(ROOT / "build_tools" / "make_checkpoint.py"), "--out", str(directory)]
     subprocess.run([*command, "--shape", "tiny"], check=True, capture_output=True)
     return directory
-
-
-@dataclass
-class RealServer:
-    """A `serve` process. url has no trailing slash; log is what it wrote to stderr so far."""
-
-    process: subprocess.Popen[bytes]
-    url: str
-    log_path: Path
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text(encoding="utf-8")
-
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
-        """Sends the signal and waits for the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        return self.process.wait(timeout)
-
-
-StartServer = Callable[..., RealServer]
 
 
 @pytest.fixture(scope="session")
@@ -62,12 +36,12 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
             process = subprocess.Popen(command, stderr=log, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment)
         server = RealServer(process, "", log_path)
         servers.append(server)
-        _wait_for(server, r'"event":"listening".*"message":"(http[^"]*)"')
+        wait_for(server, r'"event":"listening".*"message":"(http[^"]*)"')
         found = re.search(r'"event":"listening".*"message":"(http[^"]*)"', server.log)
         assert found is not None
         server.url = found.group(1)
         if wait:
-            _wait_for(server, r'"event":"ready"')
+            wait_for(server, r'"event":"ready"')
         return server
 
     yield start
@@ -75,14 +49,6 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait(10)
-
-
-def _wait_for(server: RealServer, pattern: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not re.search(pattern, server.log):
-        assert server.process.poll() is None, f"the server ended: {server.log}"
-        assert time.monotonic() < deadline, f"the server did not say {pattern}: {server.log}"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

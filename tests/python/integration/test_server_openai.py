@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from conftest import RealServer
 from openai import OpenAI
+from served import RealServer
 
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import ROOT, RealServer, StartServer
+from served import ROOT, RealServer, StartServer
 
 
 def metric(url: str, name: str) -> float:

@@ -111,11 +111,12 @@ async def test_include_stop(start: Start, text_parts: TextParts) -> None:
 
 async def test_reasoning_is_split(start: Start, text_parts: TextParts) -> None:
     engine = FakeEngine(says(text_parts, "<think>\nhm, hm\n</think>\n\nanswer"))
-    generation = (await start(engine)).generate([1], GenerationParams(), split_reasoning=True)
+    runtime = await start(engine)
+    generation = runtime.generate([1], GenerationParams(), split_reasoning=True)
     deltas = await read(generation)
     assert "".join(delta.reasoning for delta in deltas).strip() == "hm, hm"
     assert content_of(deltas) == "answer"
-    assert generation.usage.reasoning_tokens > 0
+    assert generation.usage.reasoning_tokens == runtime.observations.reasoning_tokens > 0
 
 
 async def test_b26_cut_inside_a_thought_is_reasoning_only(start: Start, text_parts: TextParts) -> None:

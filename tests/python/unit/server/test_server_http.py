@@ -380,3 +380,20 @@ def test_ports_and_addresses() -> None:
     if socket.has_ipv6:
         with bind("::1", 0) as six:
             assert six.family == socket.AF_INET6
+
+
+@pytest.mark.parametrize("content", [b'{"messages":', b""])
+async def test_a_client_that_leaves_while_it_sends(
+    text_parts: TextParts, content: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with serving(make_model(text_parts, FakeEngine())) as server:
+        _, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" + content)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+        await asyncio.sleep(0.05)
+        assert server.life.state.http.n_open == 0
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert not any(line["level"] == "error" for line in lines)
+    assert [line["status"] for line in lines if line["event"] == "request"] == [499]

@@ -1,0 +1,43 @@
+"""A `serve` process as the tests see it; the fixtures that start them are in conftest.py."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class RealServer:
+    """A `serve` process. url has no trailing slash; log is what it wrote to stderr so far."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8")
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
+        """Sends the signal and waits for the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+StartServer = Callable[..., RealServer]
+
+
+def wait_for(server: RealServer, pattern: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not re.search(pattern, server.log):
+        assert server.process.poll() is None, f"the server ended: {server.log}"
+        assert time.monotonic() < deadline, f"the server did not say {pattern}: {server.log}"
+        time.sleep(0.02)

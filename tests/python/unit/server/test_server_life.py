@@ -1,0 +1,89 @@
+"""run_server from socket to exit code, in this process, on the tiny checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from qwen3app.errors import AppError, UsageError
+from qwen3app.server.main import Life, _bind_sentence, run_server
+from qwen3app.settings import EngineSettings, ServeSettings
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def settings_for(model: Path, port: int) -> ServeSettings:
+    return ServeSettings(EngineSettings(model=str(model), kv_gb=0.05, threads=1, max_ctx=512), port=port)
+
+
+def test_a_whole_life(tiny_model_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    replies: list[int] = []
+
+    def visit() -> None:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                status = httpx.get(url + "/health").status_code
+            except httpx.HTTPError:
+                status = 0
+            if status == 200:
+                break
+            time.sleep(0.02)
+        replies.append(httpx.post(url + "/v1/completions", json={"prompt": "hi", "max_tokens": 3}).status_code)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    visitor = threading.Thread(target=visit)
+    visitor.start()
+    assert run_server(settings_for(tiny_model_dir, port)) == 0
+    visitor.join()
+    assert replies == [200]
+    events = [json.loads(line)["event"] for line in capfd.readouterr().err.splitlines()]
+    assert events[-1] == "stopped" and {"listening", "ledger", "ready", "request", "draining"} <= set(events)
+
+
+def test_a_broken_model_ends_with_its_sentence(tiny_model_dir: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_model_dir, tmp_path / "broken"))
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(AppError, match="safetensors"):
+        run_server(settings_for(model, 0))
+
+
+def test_the_port_is_tried_before_the_model_is_loaded(tiny_model_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UsageError, match="in use"):
+            run_server(settings_for(tiny_model_dir, taken.getsockname()[1]))
+
+
+def test_what_is_loaded_is_closed_if_the_server_cannot_run(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(self: Life) -> int:
+        raise RuntimeError("no loop today")
+
+    monkeypatch.setattr(Life, "run", run)
+    with pytest.raises(RuntimeError, match="no loop today"):
+        run_server(settings_for(tiny_model_dir, 0))
+    assert not any(thread.name == "load-model" for thread in threading.enumerate())
+
+
+def test_sentences_of_sockets() -> None:
+    assert "above 1023" in _bind_sentence("127.0.0.1", 80, PermissionError(13, "Permission denied"))
+    assert "cannot be listened on" in _bind_sentence("h", 1, OSError(5, "Input/output error"))
