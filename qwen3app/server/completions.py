@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from litestar import Request, post
 
-from qwen3app.abi.types import MAX_TOP_LOGPROBS
 from qwen3app.errors import RequestError
 from qwen3app.runtime import ChoiceDelta, Generation, TokenInfo
-from qwen3app.runtime.params import GenerationParams
+from qwen3app.runtime.params import MAX_TOP_LOGPROBS, GenerationParams
 from qwen3app.server.access_log import record_of
 from qwen3app.server.chat_completions import INLINE_CHARACTERS
 from qwen3app.server.replies import (
