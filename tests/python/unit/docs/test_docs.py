@@ -1,0 +1,119 @@
+"""The documents name things that exist: symbols of data_path.md; commands, flags and links of README.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from qwen3app.cli import build_parser
+
+ROOT = Path(__file__).resolve().parents[4]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def stops() -> list[tuple[str, str]]:
+    text = (ROOT / "docs" / "data_path.md").read_text(encoding="utf-8")
+    return re.findall(r"`([\w./]+\.(?:py|cpp|h))::([\w.:]+)`", text)
+
+
+def is_defined(text: str, symbol: str, suffix: str) -> bool:
+    names = re.split(r"::|\.", symbol)
+    if suffix == ".py":
+        owner = names[0]
+        if not re.search(rf"^(?:async )?(?:def|class) {owner}\b", text, flags=re.MULTILINE):
+            return False
+        return all(re.search(rf"^\s+(?:async )?def {name}\b", text, flags=re.MULTILINE) for name in names[1:])
+    if len(names) > 1:  # Class::method, defined in this file
+        return re.search(rf"\b{'::'.join(names)}\(", text) is not None
+    return re.search(rf"\b(?:class|struct) {names[0]}\b|\b{names[0]}\([^;]*\)[^;]*\{{", text) is not None
+
+
+def test_the_data_path_is_long_enough_to_be_one() -> None:
+    assert len(stops()) >= 25
+
+
+@pytest.mark.parametrize(("file", "symbol"), stops())
+def test_data_path_stop_exists(file: str, symbol: str) -> None:
+    path = ROOT / file
+    assert path.is_file(), f"docs/data_path.md names {file}, which does not exist"
+    assert is_defined(path.read_text(encoding="utf-8"), symbol, path.suffix), f"{file} defines no {symbol}"
+
+
+def test_the_check_of_stops_can_fail() -> None:
+    assert not is_defined("class Other:\n    def x(self): ...\n", "Runtime.generate", ".py")
+    assert not is_defined("void Engine::other() {}\nint step;", "Engine::step", ".cpp")
+
+
+def shell_lines() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+    return [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) < 150
+
+
+def test_readme_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", makefile, flags=re.MULTILINE))
+    named = set(re.findall(r"`?make ([a-z][a-z0-9-]*)", README))
+    assert {"demo", "test", "dist", "help"} <= named
+    assert named <= targets, f"README names targets that do not exist: {named - targets}"
+    helped = set(re.findall(r"^([a-z][a-z0-9-]*):.*## ", makefile, flags=re.MULTILINE))
+    phony = set(re.findall(r"^\.PHONY: (\S+)", makefile, flags=re.MULTILINE))
+    internal = {"build-coverage", "build-sanitize", "build-bench"}
+    assert phony - internal <= helped, "`make help` lists every target"
+
+
+def test_readme_commands_parse() -> None:
+    commands = [line.split() for line in shell_lines() if line.startswith("qwen3-8b ")]
+    assert {words[1] for words in commands} == {"info", "verify", "chat", "serve"}
+    parser, _ = build_parser()
+    for words in commands:
+        without_question = [word for word in words[1:] if not word.startswith('"') and not word.endswith('"')]
+        question = ["x"] if "--once" in words else []
+        parser.parse_args([word for word in without_question if word not in ("is", "the", "sky")] + question)
+
+
+def test_readme_flags_exist_with_these_defaults() -> None:
+    _, parsers = build_parser()
+    options = {option: action for action in parsers["serve"]._actions for option in action.option_strings}
+    rows = re.findall(r"^\| (`--[^|]+) \| [^|]+ \| ([^|]+) \|$", README, flags=re.MULTILINE)
+    assert len(rows) >= 8
+    for flags, shown in rows:
+        for flag in re.findall(r"`(--[a-z-]+)`", flags):
+            assert flag in options, f"serve has no {flag}"
+            if shown.strip().isdigit():
+                assert options[flag].default == int(shown), f"{flag}'s default is not {shown}"
+
+
+def test_readme_routes_exist() -> None:
+    from qwen3app.server.state import ServerState  # noqa: F401  (the server package imports)
+
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "qwen3app" / "server").glob("*.py"))
+    for route in re.findall(r"`(/[a-z0-9/_]+)`", README[README.index("Routes:") : README.index("## From C")]):
+        assert f'"{route}"' in source, f"the server has no route {route}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_named_files_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:native|qwen3app|build_tools|tests|docs)/[\w./-]+)`", text):
+        assert (ROOT / name).exists(), f"{document.name} names {name}"
+
+
+def test_changelog_names_the_version_or_unreleased() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    assert version is not None
+    assert "## [Unreleased]" in text or f"## [{version.group(1)}]" in text
