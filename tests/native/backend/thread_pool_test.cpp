@@ -140,15 +140,4 @@ TEST("thread pool: a wrong number of threads is refused in one sentence") {
   CHECK_THROWS_WITH(ThreadPool(100'000), Error, "between 1 and");
 }
 
-TEST("thread pool: scratch is aligned, kept and grown per thread") {
-  ThreadPool pool(2);
-  std::byte* small = pool.scratch(0, 100);
-  CHECK_EQ(reinterpret_cast<uintptr_t>(small) % 64, uintptr_t{0});
-  CHECK(pool.scratch(0, 50) == small);
-  CHECK(pool.scratch(1, 100) != small);
-  std::byte* large = pool.scratch(0, 1 << 20);
-  std::memset(large, 1, 1 << 20);
-  CHECK(pool.scratch(0, 1 << 20) == large);
-}
-
 }  // namespace

@@ -12,29 +12,35 @@
 //
 // Runs on the engine's worker thread and the pool's helpers.
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/scratch.h"
 #include "backend/cpu/simd.h"
 
 namespace qwen3::cpu::QWEN3_ISA {
 namespace {
 
-// ---- sizes. native/bench/LOG.md has the measurements.
+// ---- sizes; native/bench/LOG.md has the measurements behind them
+// A tile: 4 weight rows x 6 inputs fill 24 of 32 registers, 4 x 3 fill 12 of 16. Tiles of few inputs wait for memory,
+// not for arithmetic: 8 rows keep more loads in flight.
 constexpr int kRows = 4;
+constexpr int kMostRows = 8;
 #if defined(QWEN3_SIMD_AVX512)
-constexpr int kTokens = 6;  // 4 x 6 accumulators, 4 weights and an input in 32 registers
-#else
-constexpr int kTokens = 3;  // 4 x 3 accumulators, 3 inputs and a weight in 16 registers
-#endif
-#if defined(QWEN3_SIMD_AVX512)
+constexpr int kTokens = 6;
 constexpr int kFewTokens = 2;
 #else
+constexpr int kTokens = 3;
 constexpr int kFewTokens = 1;
 #endif
-constexpr int kMostRows = 8;      // weight rows of a tile of at most kFewTokens inputs, which waits for memory
-constexpr int kBlockTokens = 48;  // inputs of an item; a multiple of kTokens
-constexpr int kFewTiles = 4;
-constexpr int kBlockRows = 32;             // weight rows of a sub-block
-constexpr int kStep = 2 * kLanes;          // elements of K per step
-constexpr int kBlockSteps = 2048 / kStep;  // steps of K whose inputs and weights stay in the first-level cache
+constexpr int kBlockTokens = 96;   // inputs of an item, at most; a multiple of kTokens
+constexpr int kBlockRows = 64;     // weight rows of a sub-block: what the second-level cache holds beside the inputs
+constexpr int kFewTiles = 4;       // up to here weights are the larger part of the traffic, see run_item
+constexpr int kStep = 2 * kLanes;  // elements of K per step
+// Elements of K per block, so that a tile's inputs (6 x 2048 bf16 or 6 x 1024 float32) fill half of a 48 KB first-level
+// cache.
+#if defined(QWEN3_SIMD_AVX512BF16)
+constexpr int kBlockSteps = 2048 / kStep;
+#else
+constexpr int kBlockSteps = 1024 / kStep;
+#endif
 
 // One step of one input.
 #if defined(QWEN3_SIMD_AVX512BF16)
@@ -71,13 +77,22 @@ struct Tile {
 };
 
 // One step of a tile at element k of its rows: as multiply() for each accumulator.
-#if defined(QWEN3_SIMD_AVX2)
-// 12 accumulators leave 4 registers: even and odd elements in turn, so that 3 inputs and one weight are all that lives.
-// The compiler must not hold the weights over both halves (it would spill accumulators); the empty asm makes it load
-// anew.
 template <int n_rows, int n_tokens>
 QWEN3_INLINE void step_tile(F32 (&acc)[n_rows][n_tokens], const bf16* const (&rows)[n_rows], int64_t k,
                             const Input* input) {
+#if defined(QWEN3_SIMD_AVX512)
+  BF16 w[n_rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < n_rows; r++) w[r] = load_pairs(rows[r] + k);
+#pragma GCC unroll 8
+  for (int t = 0; t < n_tokens; t++) {
+#pragma GCC unroll 8
+    for (int r = 0; r < n_rows; r++) acc[r][t] = multiply(acc[r][t], w[r], input[t]);
+  }
+#else
+  // 12 accumulators leave 4 registers: even and odd elements in turn, so that 3 inputs and one weight are all that
+  // lives. The compiler must not hold weights over both halves (it would spill accumulators); the empty asm makes it
+  // load anew.
 #pragma GCC unroll 8
   for (int r = 0; r < n_rows; r++) {
     const F32 w = even(load_pairs(rows[r] + k));
@@ -92,21 +107,8 @@ QWEN3_INLINE void step_tile(F32 (&acc)[n_rows][n_tokens], const bf16* const (&ro
     for (int t = 0; t < n_tokens; t++) acc[r][t] = fma(w, input[t].odd, acc[r][t]);
   }
   asm volatile("" ::: "memory");
-}
-#else
-template <int n_rows, int n_tokens>
-QWEN3_INLINE void step_tile(F32 (&acc)[n_rows][n_tokens], const bf16* const (&rows)[n_rows], int64_t k,
-                            const Input* input) {
-  BF16 w[n_rows];
-#pragma GCC unroll 8
-  for (int r = 0; r < n_rows; r++) w[r] = load_pairs(rows[r] + k);
-#pragma GCC unroll 8
-  for (int t = 0; t < n_tokens; t++) {
-#pragma GCC unroll 8
-    for (int r = 0; r < n_rows; r++) acc[r][t] = multiply(acc[r][t], w[r], input[t]);
-  }
-}
 #endif
+}
 
 // Accumulates one tile over one block of K: from zero or from what `saved` holds, into `saved` or, reduced, into
 // `sums`.
@@ -252,15 +254,15 @@ void write_gate_up(const Product& p, const float* sums, int64_t token, int n_tok
   }
 }
 
-// Memory of one thread.
-struct Scratch {
+// One thread's working memory.
+struct Memory {
   Input* packed;  // a block's inputs
   F32* saved;     // [kBlockRows, kBlockTokens] accumulators
   float* sums;    // [kBlockTokens, kBlockRows]
 };
 
 // Inputs token .. token + n_tokens times outputs begin .. end.
-void run_item(const Product& p, const Scratch& scratch, int64_t token, int n_tokens, int n_tiles, int64_t begin,
+void run_item(const Product& p, const Memory& scratch, int64_t token, int n_tokens, int n_tiles, int64_t begin,
               int64_t end) {
   const int n_in = p.weight->n_in;
   const int all_steps = static_cast<int>(divide_up(n_in, kStep));
@@ -319,19 +321,21 @@ void run_product(const Product& p, ThreadPool& pool) {
   const int64_t chunk =
       larger(16, smaller(256, divide_up(divide_up(p.n_out, 8 * static_cast<int64_t>(pool.n_threads())), 16) * 16));
   const int64_t n_chunks = divide_up(p.n_out, chunk);
+  // Blocks of inputs: as few as possible, of nearly equal size, whole tiles.
   const int64_t n_blocks = divide_up(p.n_rows, kBlockTokens);
-  const int64_t block_tokens = smaller(p.n_rows, kBlockTokens);
+  const int64_t block_tokens = divide_up(divide_up(p.n_rows, n_blocks), kTokens) * kTokens;
   const size_t packed_bytes = sizeof(Input) * static_cast<size_t>(block_tokens * divide_up(p.weight->n_in, kStep));
   const size_t saved_bytes = sizeof(F32) * kBlockRows * kBlockTokens;
   const size_t sums_bytes = sizeof(float) * kBlockTokens * kBlockRows;
   // Blocks of one chunk follow each other: threads that work at the same time share the chunk's weights in the cache.
-  pool.parallel_for(n_chunks * n_blocks, 1, [&](int64_t item, int64_t item_end, int thread) {
-    std::byte* memory = pool.scratch(thread, packed_bytes + saved_bytes + sums_bytes);
-    const Scratch scratch{reinterpret_cast<Input*>(memory), reinterpret_cast<F32*>(memory + packed_bytes),
-                          reinterpret_cast<float*>(memory + packed_bytes + saved_bytes)};
+  pool.parallel_for(n_chunks * n_blocks, 1, [&](int64_t item, int64_t item_end, int) {
+    char* memory = static_cast<char*>(thread_scratch(Scratch::kLinear, packed_bytes + saved_bytes + sums_bytes));
+    const Memory scratch{reinterpret_cast<Input*>(memory), reinterpret_cast<F32*>(memory + packed_bytes),
+                         reinterpret_cast<float*>(memory + packed_bytes + saved_bytes)};
     for (; item < item_end; item++) {
-      const int64_t token = item % n_blocks * kBlockTokens;
-      const int n_tokens = static_cast<int>(smaller(kBlockTokens, p.n_rows - token));
+      const int64_t token = item % n_blocks * block_tokens;
+      const int n_tokens = static_cast<int>(smaller(block_tokens, p.n_rows - token));
+      if (n_tokens <= 0) continue;  // rounding up to whole tiles has left nothing for the last block
       const int n_tiles = static_cast<int>(divide_up(n_tokens, kTokens));
       const int64_t begin = item / n_blocks * chunk;
       pack_inputs(p.x + token * p.weight->n_in, p.weight->n_in, n_tokens, n_tiles, scratch.packed);

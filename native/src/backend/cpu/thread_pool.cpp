@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <string>
 #include <thread>
@@ -62,12 +61,6 @@ uint32_t wait_for(std::atomic<uint32_t>& state, const Ready& ready) {
 }  // namespace
 
 struct ThreadPool::Shared {
-  struct Scratch {
-    std::byte* data = nullptr;
-    size_t bytes = 0;
-    ~Scratch() { std::free(data); }
-  };
-
   // The loop; written by the caller while no helper is inside.
   Piece piece = nullptr;
   const void* context = nullptr;
@@ -80,9 +73,6 @@ struct ThreadPool::Shared {
   alignas(64) std::atomic<uint32_t> state{0};
   std::atomic<bool> stop{false};
   std::vector<std::thread> helpers;
-  std::vector<Scratch> scratch;
-
-  explicit Shared(int n_threads) : scratch(static_cast<size_t>(n_threads)) {}
 
   void work(int thread) noexcept {
     try {
@@ -129,7 +119,7 @@ ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads) {
     throw Error(Status::kInvalidArgument, "the number of CPU threads is " + std::to_string(n_threads) +
                                               ", it must be between 1 and " + std::to_string(kMaxThreads));
   }
-  shared_ = std::make_unique<Shared>(n_threads);
+  shared_ = std::make_unique<Shared>();
   // Helpers take no signals: those belong to the host program's own threads.
   sigset_t all, before;
   ::sigfillset(&all);
@@ -178,21 +168,6 @@ void ThreadPool::run(int64_t n, int64_t grain, Piece piece, const void* context)
     shared.has_error.clear();
     std::rethrow_exception(error);
   }
-}
-
-std::byte* ThreadPool::scratch(int thread, size_t bytes) {
-  Shared::Scratch& own = shared_->scratch[static_cast<size_t>(thread)];
-  if (own.bytes < bytes) {
-    const size_t wanted = (bytes + 4095) / 4096 * 4096;
-    std::free(own.data);
-    own.bytes = 0;
-    own.data = static_cast<std::byte*>(std::aligned_alloc(4096, wanted));
-    if (own.data == nullptr) {
-      throw Error(Status::kOutOfMemory, "no memory for " + std::to_string(wanted) + " bytes of a CPU thread's scratch");
-    }
-    own.bytes = wanted;
-  }
-  return own.data;
 }
 
 }  // namespace qwen3::cpu

@@ -8,7 +8,6 @@
 // exception.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -33,11 +32,6 @@ class ThreadPool {
         },
         &body);
   }
-
-  // At least `bytes` of memory for this thread alone, 64-byte aligned, with unspecified content; kept and grown from
-  // call to call, so that a steady state allocates nothing. Ask before the loop or from the body, for its own thread
-  // only; the previous pointer of that thread is dead. Throws Error kOutOfMemory.
-  std::byte* scratch(int thread, size_t bytes);
 
  private:
   using Piece = void (*)(const void* context, int64_t begin, int64_t end, int thread);
