@@ -18,12 +18,12 @@ from typing import Any
 
 import httpx
 import pytest
-from served import ROOT, RealServer, StartServer
+from served import ROOT, RealServer, StartServer, wait_for
 
 
 def metric(url: str, name: str) -> float:
     for line in httpx.get(url + "/metrics", timeout=20).text.splitlines():
-        if line.startswith((name + "{", name + " ")):
+        if line.startswith((name + "{", name + " ")) or (name.endswith("}") and line.startswith(name)):
             return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"no metric {name}")
 
@@ -69,6 +69,41 @@ def test_sse_bytes(real_server: RealServer) -> None:
     events = raw.split(b"\n\n")
     assert events[-1] == b"" and events[-2] == b"data: [DONE]"
     assert all(event.startswith(b"data: ") and b"\n" not in event for event in events[:-1])
+
+
+async def open_raw(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A completion request on a socket of its own."""
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 12)
+    data = json.dumps(body).encode()
+    writer.write(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+    return reader, writer
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_b86_sockets_closed_at_every_moment(real_server: RealServer, stream: bool) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": True, "stream": stream, "n": 2}
+    cancelled = metric(real_server.url, 'qwen3_samples_finished_total{finished_reason="abort",model_name="tiny"}')
+    for seconds in (0.0, 0.001, 0.01, 0.1):
+        _, writer = await open_raw(real_server.url, body)
+        await asyncio.sleep(seconds)
+        writer.close()
+    if stream:
+        reader, writer = await open_raw(real_server.url, body)
+        while b"data: " not in await reader.readline():
+            pass
+        writer.close()
+    reader, writer = await open_raw(real_server.url, {**body, "max_tokens": 4})  # closed about when it ends
+    await asyncio.sleep(0.01)
+    writer.close()
+    # one that never reads: its answer piles up in the socket, then in the server, until it goes away
+    _, idler = await open_raw(real_server.url, {**body, "logprobs": 5})
+    await asyncio.sleep(0.3)
+    idler.close()
+    await asyncio.to_thread(wait_until_idle, real_server.url)
+    after = metric(real_server.url, 'qwen3_samples_finished_total{finished_reason="abort",model_name="tiny"}')
+    assert after - cancelled >= 6  # those that were under way
 
 
 @pytest.mark.timeout(240)
@@ -171,16 +206,20 @@ def test_sigterm_while_loading(start_server: StartServer, tiny_model_dir: Path, 
 
 def test_sigterm_drains(start_server: StartServer, tiny_model_dir: Path) -> None:
     server = start_server(tiny_model_dir, "--max-ctx", "4096")
-    body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True, "seed": 5}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
+    body = {"prompt": "Once", "max_tokens": 3000, "n": 4, "ignore_eos": True, "stream": True, "seed": 5}
+    with (
+        httpx.Client(base_url=server.url, timeout=60) as other,
+        httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response,
+    ):
+        assert other.get("/health").status_code == 200
         parts = response.iter_bytes()
         next(parts)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
-        refused = httpx.post(server.url + "/v1/completions", json={"prompt": "x"}, timeout=20)
+        wait_for(server, '"event":"draining"')
+        refused = other.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
         tail = b"".join(parts)
-    assert tail.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in tail
+    assert tail.endswith(b"data: [DONE]\n\n") and tail.count(b'"finish_reason":"length"') == 4
     assert server.process.wait(20) == 0
     assert '"event":"draining","n_requests":1' in server.log and '"event":"stopped"' in server.log
 
