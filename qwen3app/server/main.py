@@ -173,6 +173,8 @@ class Life:
     async def run(self) -> int:
         """Serves to the end. Raises what loading raised."""
         import uvicorn
+        import uvicorn.lifespan.off  # uvicorn finds it by name, which a packer of executables cannot see
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
         from qwen3app.server.app import make_app
 
@@ -180,7 +182,7 @@ class Life:
         config = uvicorn.Config(
             make_app(self.state, self._log),
             loop="none",
-            http="httptools",
+            http=HttpToolsProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -14,12 +14,15 @@ import httpx
 from fake_engine import FakeEngine
 
 from qwen3app.runtime import ChoiceDelta, Generation, LoadedModel
+from qwen3app.runtime import runtime as runtime_module
 from qwen3app.server.access_log import Log
 from qwen3app.server.main import Life, bind
 from qwen3app.settings import ServeSettings
 from qwen3app.text.generation_config import SamplingDefaults
 from qwen3app.text.template import ChatTemplate
 from qwen3app.text.tokenizer import Tokenizer
+
+runtime_module._POLL_MS = 10  # a runtime's end waits for one poll: quick tests
 
 
 class TextParts(NamedTuple):
