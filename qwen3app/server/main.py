@@ -90,7 +90,8 @@ class Loader:
 
     def __init__(self, directory: Path, settings: ServeSettings) -> None:
         self.progress: tuple[str, int, int] = ("start", 0, 0)
-        self.log: Log | None = None
+        self._log: Log | None = None
+        self._early: list[tuple[int, str]] = []  # the engine's lines from before there is a log
         self._directory = directory
         self._settings = settings
         self._model: LoadedModel | None = None
@@ -120,8 +121,16 @@ class Loader:
         return not self._abandoned
 
     def _on_log(self, level: int, line: str) -> None:
-        if self.log is not None:
-            self.log.write("engine", LOG_LEVELS[min(max(level, 0), 3)], message=line)
+        if self._log is None:
+            self._early.append((level, line))
+        else:
+            self._log.write("engine", LOG_LEVELS[min(max(level, 0), 3)], message=line)
+
+    def log_to(self, log: Log) -> None:
+        """Where the engine's lines go from now on."""
+        self._log = log
+        while self._early:
+            self._on_log(*self._early.pop(0))
 
     async def wait(self) -> LoadedModel:
         """The model, or the error that loading met."""
@@ -178,7 +187,7 @@ class Life:
 
         from qwen3app.server.app import make_app
 
-        self._loader.log = self._log
+        self._loader.log_to(self._log)
         config = uvicorn.Config(
             make_app(self.state, self._log),
             loop="none",

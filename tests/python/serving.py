@@ -62,7 +62,6 @@ class FakeLoader:
 
     def __init__(self, model: LoadedModel | None, error: BaseException | None = None) -> None:
         self.progress = ("weights", 1, 4)
-        self.log: Log | None = None
         self.ready = asyncio.Event()
         self._model = model
         self._error = error
@@ -75,6 +74,9 @@ class FakeLoader:
             raise self._error
         assert self._model is not None
         return self._model
+
+    def log_to(self, log: Log) -> None:
+        log.write("engine", "debug", message="the fake engine's log")
 
     def abandon(self) -> None:
         if self._model is not None:

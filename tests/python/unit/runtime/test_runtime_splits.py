@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 from fake_engine import FakeEngine
@@ -56,7 +57,7 @@ async def collect(
     (choice,) = generation._choices
     content, reasoning, tokens, ends = "", "", [], []
     bounds = sorted({0, len(events), *(split % (len(events) + 1) for split in splits)})
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         for event in events[begin:end]:
             if not choice.pending:
                 generation._ready.append(choice)
