@@ -58,7 +58,6 @@ uint64_t Engine::submit(const qwen3_request& spec) {
   request->id = next_id_++;
   request->submitted_ns = now_ns();
   counters_.requests_submitted++;
-  counters_.prompt_tokens += static_cast<uint64_t>(request->samples[0]->n_prompt);
   for (const auto& sample : request->samples) {
     sample->arrival = next_arrival_++;
     scheduler_->add(sample.get());
@@ -224,6 +223,10 @@ void Engine::note_admissions(const StepPlan& plan) {
     if (sample.started_ns != 0) continue;  // it comes back after a preemption
     sample.started_ns = time;
     sample.n_cached_first = sample.n_cached;
+    Request& request = *requests_.at(sample.request->id);
+    if (request.admitted) continue;  // a prompt counts once, however many samples read it
+    request.admitted = true;
+    counters_.prompt_tokens += static_cast<uint64_t>(sample.n_prompt);
     counters_.cached_tokens += static_cast<uint64_t>(sample.n_cached);
   }
 }

@@ -53,6 +53,7 @@ struct Request {
   bool has_penalties = false;
   bool prompt_logprobs = false;
   bool constrained = false;
+  bool admitted = false;                         // a sample has had a slot
   std::vector<std::unique_ptr<Sample>> samples;  // an ended sample stays until the request goes
   int n_alive = 0;
 

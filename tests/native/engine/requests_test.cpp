@@ -121,6 +121,29 @@ TEST("engine: a repeated prompt reads all but its last token's block from the ca
   h.check_idle();
 }
 
+TEST("engine: a prompt counts once when its first sample is admitted, cancelled ones that never ran do not") {
+  host::Gate gate;
+  qwen3_options o = options();
+  o.max_slots = 1;  // samples run one after the other: the later ones read what the first one left in the cache
+  Host h(o, host::gated(gate));
+  Ask ask(text(70), 2);
+  ask.n = 3;
+  const uint64_t id = h.submit(ask);
+  gate.wait_inside();
+  h.engine->cancel(h.submit(Ask(text(70), 2)), -1);
+  gate.open();
+  h.finish();
+  const qwen3_stats stats = h.engine->stats();
+  CHECK_EQ(stats.prompt_tokens, 70u);
+  CHECK_EQ(stats.cached_tokens, 0u);
+  CHECK_EQ(stats.prefix_queries, 210u);
+  CHECK_EQ(stats.prefix_hits, 128u);
+  CHECK_EQ(stats.generated_tokens, 6u);
+  CHECK_EQ(h.of(id, 0).end.n_cached, 0);
+  CHECK_EQ(h.of(id, 1).end.n_cached, 64);
+  h.check_idle();
+}
+
 TEST("engine: a cache salt keeps tenants apart") {
   Host h;
   const std::vector<int32_t> prompt = text(70);
