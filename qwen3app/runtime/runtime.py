@@ -27,6 +27,8 @@ from qwen3app.text.output import OutputStream
 _POLL_MS = 100
 # After a cancel every sample ends within one step; a step that takes longer than this is not waited for at the end.
 _CANCEL_SECONDS = 5.0
+# Answers of one call: each costs memory here before the engine's queue limit can refuse it.
+_MAX_CHOICES = 4096
 _SAMPLE_BITS = 7  # qwen3_request.n is at most 128
 _INT32_MAX = 2**31 - 1
 _TOKEN = int(EventKind.TOKEN)
@@ -131,6 +133,11 @@ class Runtime:
         params = with_defaults(params, self.model.defaults)
         tokenizer = self.model.tokenizer
         check_params(params, self.model.info.n_token_ids)
+        if len(prompts) * params.n > _MAX_CHOICES:
+            raise RequestError(
+                f"{len(prompts)} prompts with n {params.n} make more than {_MAX_CHOICES} answers; send fewer at once.",
+                "n",
+            )
         limit = self.model.info.max_context
         for prompt in prompts:
             self._check_prompt(prompt, params, limit, param)

@@ -284,7 +284,12 @@ class Life:
         self.state.draining = True
         serving = self.state.serving
         n_active = serving.runtime.n_active if serving is not None else 0
-        self._log.write("draining", n_requests=n_active, seconds=self._settings.drain_seconds)
+        self._log.write(
+            "draining",
+            n_requests=n_active,
+            seconds=self._settings.drain_seconds,
+            message="Running requests may finish; a second signal ends at once.",
+        )
         self._task(self._drain())
 
     async def _drain(self) -> None:

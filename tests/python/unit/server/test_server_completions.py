@@ -154,6 +154,14 @@ async def test_usage_in_streams(text_parts: TextParts) -> None:
     assert next(chunk["usage"]["completion_tokens"] for chunk in chunks) >= 1
 
 
+async def test_too_many_answers_are_refused(text_parts: TextParts) -> None:
+    engine = FakeEngine()
+    async with serving(make_model(text_parts, engine)) as server:
+        response = await server.complete({"prompt": ["a"] * 100, "n": 128})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    assert not engine.requests
+
+
 async def test_suffix_is_refused(text_parts: TextParts) -> None:
     async with serving(make_model(text_parts, FakeEngine())) as server:
         response = await server.complete({"suffix": "end"})
