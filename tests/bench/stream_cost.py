@@ -1,10 +1,10 @@
 """What streaming costs: CPU time per token of everything outside the engine's threads.
 
-    python tests/bench/stream_cost.py [--model DIR] [--streams 32 256] [--tokens 400] [--chat]
+    python tests/bench/stream_cost.py [--model DIR] [--streams 32 256] [--tokens 400] [--chat] [--limit 40]
 
 Starts `serve` on a (tiny) checkpoint, opens N streams at once from a second process, and reads the CPU time of the
 server's threads from /proc before and after: the main thread (HTTP, detokenizing, parsing) and the poll thread, which
-are Python's, against the engine's own. Prints one line per N.
+are Python's, against the engine's own. Prints one line per N; with --limit it fails where a line is above it.
 """
 
 from __future__ import annotations
@@ -77,13 +77,15 @@ def start(model: Path, slots: int, log: Path) -> tuple[subprocess.Popen[bytes], 
     return server, found.group(1), int(found.group(2))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--streams", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--limit", type=float, help="microseconds per token outside the engine that are too many")
     args = parser.parse_args()
+    failed = False
     with tempfile.TemporaryDirectory() as temporary:
         model = args.model
         if model is None:
@@ -119,7 +121,9 @@ def main() -> None:
                 f"(main thread {used[server.pid] / n_tokens * 1e6:.1f}), engine {used[engine] / n_tokens * 1e6:.1f} us",
                 flush=True,
             )
+            failed = failed or (args.limit is not None and ours / n_tokens * 1e6 > args.limit)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
