@@ -90,14 +90,16 @@ bench: build-bench ## kernel benchmarks of this machine (native/bench)
 
 .PHONY: lint
 lint: build $(VENV)/.stamp-test ## clang-format, clang-tidy, ruff, mypy, folder arrows, exported symbols
-	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
-	@$(VENV)/bin/ruff check --quiet .
-	@$(VENV)/bin/ruff format --check --quiet . || { echo "ruff format: run 'make format'" >&2; exit 1; }
-	@$(PYTHON_BIN) -m mypy
-	@$(PYTHON_BIN) build_tools/check_layers.py
-	@$(PYTHON_BIN) build_tools/check_exports.py build/native/libqwen3.so
-	@$(PYTHON_BIN) build_tools/run_clang_tidy.py --build build/native --jobs $(JOBS)
-	@echo "lint: clean"
+	@failed=0; check() { "$$@" || { failed=1; echo "lint: failed: $$*" | cut -c1-120 >&2; }; }; \
+	check $(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES); \
+	check $(VENV)/bin/ruff check --quiet .; \
+	check $(VENV)/bin/ruff format --check --quiet .; \
+	check $(PYTHON_BIN) -m mypy; \
+	check $(PYTHON_BIN) build_tools/check_layers.py; \
+	check $(PYTHON_BIN) build_tools/check_exports.py build/native/libqwen3.so; \
+	check $(PYTHON_BIN) build_tools/run_clang_tidy.py --build build/native --jobs $(JOBS); \
+	[ $$failed -eq 0 ] || { echo "lint: 'make format' repairs layout; the rest is above" >&2; exit 1; }; \
+	echo "lint: clean"
 
 .PHONY: format
 format: $(VENV)/.stamp-test ## rewrite C++ and Python files in the project's layout

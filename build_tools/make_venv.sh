@@ -30,7 +30,7 @@ command -v "${CXX:-g++}" >/dev/null || fail "g++ is needed and was not found; in
 requirements=$(mktemp)
 trap 'rm -f "$requirements"' EXIT
 "$venv/bin/python" "$here/requirements.py" "$@" >"$requirements"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$requirements" ||
+"$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --requirement "$requirements" ||
   fail "pip could not install the pinned packages (see above); check the network and run make again"
 
 # `.venv/bin/qwen3-8b` runs the checkout itself; `pip install .` makes the same command from a built wheel.

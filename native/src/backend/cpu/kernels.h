@@ -23,16 +23,16 @@ struct KernelTable {
   void (*sample)(const SampleArgs&, ThreadPool&);
 };
 
-#define QWEN3_DECLARE_ISA(isa)                          \
-  namespace isa {                                       \
-  void embed(const EmbedArgs&, ThreadPool&);            \
-  void rms_norm(const RmsNormArgs&, ThreadPool&);       \
-  void linear(const LinearArgs&, ThreadPool&);          \
-  void gate_up(const GateUpArgs&, ThreadPool&);         \
+#define QWEN3_DECLARE_ISA(isa)                           \
+  namespace isa {                                        \
+  void embed(const EmbedArgs&, ThreadPool&);             \
+  void rms_norm(const RmsNormArgs&, ThreadPool&);        \
+  void linear(const LinearArgs&, ThreadPool&);           \
+  void gate_up(const GateUpArgs&, ThreadPool&);          \
   void qk_norm_rope(const QkNormRopeArgs&, ThreadPool&); \
-  void attention(const AttentionArgs&, ThreadPool&);    \
-  void sample(const SampleArgs&, ThreadPool&);          \
-  extern const KernelTable kTable;                      \
+  void attention(const AttentionArgs&, ThreadPool&);     \
+  void sample(const SampleArgs&, ThreadPool&);           \
+  extern const KernelTable kTable;                       \
   }
 
 QWEN3_DECLARE_ISA(scalar)
