@@ -77,8 +77,8 @@ inline void fail(const char* file, int line, const std::string& what) {
 
 #define CHECK_EQ(actual, expected)                                                                            \
   do {                                                                                                        \
-    const auto& check_a = (actual);                                                                           \
-    const auto& check_e = (expected);                                                                         \
+    const auto check_a = (actual); /* a copy: the expression may be a part of a temporary */                  \
+    const auto check_e = (expected);                                                                          \
     if (!(check_a == check_e))                                                                                \
       check::fail(__FILE__, __LINE__,                                                                         \
                   std::string(#actual " is ") + check::show(check_a) + ", expected " + check::show(check_e)); \
