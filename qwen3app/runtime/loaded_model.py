@@ -9,6 +9,7 @@ Every failure is one sentence, an AppError.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from qwen3app.abi import Engine, EngineInfo, EngineOptions
-from qwen3app.errors import AppError, ModelError, Status
+from qwen3app.errors import EngineError, ModelError, Status
 from qwen3app.text.errors import TextError
 from qwen3app.text.generation_config import SamplingDefaults, load_sampling_defaults
 from qwen3app.text.template import ChatTemplate
@@ -94,8 +95,9 @@ class LoadedModel:
             thread.join()
             if engine is not None:
                 engine.close()
-            if isinstance(error, AppError) and getattr(error, "status", None) == Status.INVALID_ARGUMENT:
+            if isinstance(error, EngineError) and error.status == Status.INVALID_ARGUMENT:
                 _raise_vocab_mismatch(directory, n_token_ids or 0)
+                raise EngineError(error.status, _in_flags(str(error))) from None
             raise
         phases["total"] = time.perf_counter() - begin
         return cls(
@@ -157,6 +159,28 @@ class _TokenizerFile(msgspec.Struct):
 
     model: _TokenizerModel
     added_tokens: list[_AddedToken] = []
+
+
+# The library speaks of its options; people know the flags.
+_FLAGS = {
+    "max_context": "--max-ctx",
+    "yarn_factor": "--yarn",
+    "kv_bytes": "--kv-gb (in bytes)",
+    "max_slots": "--slots",
+    "token_budget": "--token-budget",
+    "max_queue": "--max-queue",
+    "threads": "--threads",
+    "device": "--device",
+}
+
+
+def _in_flags(sentence: str) -> str:
+    """An engine's sentence about an option, with the flag's name in place of the option's."""
+    sentence = sentence.removeprefix("option ")
+    names = "|".join(name for name in _FLAGS if "_" in name)
+    sentence = re.sub(rf"\b({names})\b", lambda match: _FLAGS[match.group()], sentence)
+    first, space, rest = sentence.partition(" ")  # the words that are also ordinary ones: only as the subject
+    return _FLAGS.get(first, first) + space + rest
 
 
 def _count_token_ids(path: Path) -> int | None:

@@ -255,7 +255,7 @@ def test_wrong_starts_are_one_sentence(tiny_model_dir: Path, tmp_path: Path) -> 
             (("--model", str(tiny_model_dir), "--port", port), "is in use"),
             (("--model", str(tmp_path / "none")), "does not exist"),
             (("--model", str(tmp_path), "--port", "0"), "config.json"),
-            (("--model", str(tiny_model_dir), "--port", "0", "--max-ctx", "1000000"), "max"),
+            (("--model", str(tiny_model_dir), "--port", "0", "--max-ctx", "1000000"), "--max-ctx is 1000000"),
             (("--model", str(tiny_model_dir), "--port", "0", "--device", "cuda:0"), "cuda"),
             (("--model", str(tiny_model_dir), "--slots", "many"), "--slots"),
         ]

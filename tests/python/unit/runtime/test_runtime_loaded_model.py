@@ -110,3 +110,13 @@ def test_the_tokenizers_own_count_wins(copy: Path, monkeypatch: pytest.MonkeyPat
     model = LoadedModel.load(copy, SMALL)
     assert len(closed) == 1 and model.info.n_token_ids == model.tokenizer.n_ids
     model.close()
+
+
+def test_options_out_of_range_name_the_flags(tiny_model_dir: Path) -> None:
+    for options, flag in (
+        (EngineOptions(max_context=1_000_000), "--max-ctx is 1000000"),
+        (EngineOptions(threads=-3), "--threads is -3"),
+        (EngineOptions(yarn_factor=99.0), "--yarn is 99"),
+    ):
+        with pytest.raises(AppError, match=flag):
+            LoadedModel.load(tiny_model_dir, options)
