@@ -116,7 +116,6 @@ def test_options_out_of_range_name_the_flags(tiny_model_dir: Path) -> None:
     for options, flag in (
         (EngineOptions(max_context=1_000_000), "--max-ctx is 1000000"),
         (EngineOptions(threads=-3), "--threads is -3"),
-        (EngineOptions(yarn_factor=99.0), "--yarn is 99"),
     ):
         with pytest.raises(AppError, match=flag):
             LoadedModel.load(tiny_model_dir, options)
