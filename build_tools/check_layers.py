@@ -26,7 +26,7 @@ NATIVE = {
     "engine": {"base", "kv", "sched", "ops", "model"},
     "api": {"base", "kv", "sched", "ops", "model", "engine"},
 }
-# The public header: api/ translates calls; engine/ fills the ABI's own event and statistics structs, so none is copied twice.
+# The public header: api/ translates calls; engine/ fills the ABI's own event and statistics structs without a copy.
 PUBLIC_HEADER = "qwen3.h"
 PUBLIC_HEADER_USERS = {"api", "engine"}
 
