@@ -66,7 +66,9 @@ def rms(difference: Floats) -> npt.NDArray[np.float64]:
 def check_distance(ours: Floats, exact: Floats, rounded: Floats, what: str) -> None:
     assert np.isfinite(ours).all(), what
     distance, yardstick = rms(ours - exact), rms(rounded - exact)
-    assert distance.mean() <= MEAN_BAR * yardstick.mean(), f"{what}: mean {distance.mean():.4g} of {yardstick.mean():.4g}"
+    assert distance.mean() <= MEAN_BAR * yardstick.mean(), (
+        f"{what}: mean {distance.mean():.4g} of {yardstick.mean():.4g}"
+    )
     worst = int(np.argmax(distance / yardstick))
     assert distance[worst] <= POSITION_BAR * yardstick[worst], f"{what}: position {worst}"
 
@@ -130,7 +132,9 @@ def test_greedy_continuations_agree_wherever_the_margin_exceeds_the_tolerance(
             tolerance = MARGIN_SIGMAS * POSITION_BAR * rms(rounded - exact)
             sampleable = exact[:, :n_token_ids]
             margin = sampleable.max(axis=-1) - sampleable[np.arange(GREEDY_TOKENS), output]
-            assert (margin <= tolerance).all(), f"{checkpoint.name}, {n} tokens: step {int(np.argmax(margin - tolerance))}"
+            assert (margin <= tolerance).all(), (
+                f"{checkpoint.name}, {n} tokens: step {int(np.argmax(margin - tolerance))}"
+            )
             best_two = np.sort(sampleable, axis=-1)[:, -2:]
             n_decided += int((best_two[:, 1] - best_two[:, 0] > tolerance).sum())
     finally:
