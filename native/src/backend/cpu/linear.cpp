@@ -186,9 +186,6 @@ void run_tile(int n_tokens, const Tile& tile, bool first, bool last) {
 QWEN3_INLINE int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
-QWEN3_INLINE int64_t larger(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
 QWEN3_INLINE int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
@@ -317,13 +314,13 @@ void run_item(const Product& p, const Memory& scratch, int64_t token, int n_toke
 
 void run_product(const Product& p, ThreadPool& pool) {
   if (p.n_rows <= 0 || p.n_out <= 0) return;
-  // Chunks of outputs: 8 per thread to even out, whole sub-blocks, at most 256 rows, at least one sub-block of gate_up.
-  const int64_t chunk =
-      larger(16, smaller(256, divide_up(divide_up(p.n_out, 8 * static_cast<int64_t>(pool.n_threads())), 16) * 16));
-  const int64_t n_chunks = divide_up(p.n_out, chunk);
   // Blocks of inputs: as few as possible, of nearly equal size, whole tiles.
   const int64_t n_blocks = divide_up(p.n_rows, kBlockTokens);
   const int64_t block_tokens = divide_up(divide_up(p.n_rows, n_blocks), kTokens) * kTokens;
+  // Chunks of outputs: large, as each packs its inputs anew, but 8 items per thread to even out.
+  const int64_t chunk_wanted = divide_up(p.n_out * n_blocks, 8 * static_cast<int64_t>(pool.n_threads()));
+  const int64_t chunk = smaller(512, divide_up(chunk_wanted, 16) * 16);
+  const int64_t n_chunks = divide_up(p.n_out, chunk);
   const size_t packed_bytes = sizeof(Input) * static_cast<size_t>(block_tokens * divide_up(p.weight->n_in, kStep));
   const size_t saved_bytes = sizeof(F32) * kBlockRows * kBlockTokens;
   const size_t sums_bytes = sizeof(float) * kBlockTokens * kBlockRows;
