@@ -10,9 +10,13 @@ namespace qwen3 {
 
 namespace {
 
-// Share of the memory that is left beside the weights which the KV pool takes when its size is not given. On the CPU
-// the rest belongs to the page cache that holds the weights, and to other programs.
-constexpr double kDefaultKvShare = 0.25;
+// Share of the memory that is left beside weights and workspace which the KV pool takes when its size is not given. On
+// the CPU the rest belongs to the page cache that holds the weights, and to other programs; a GPU is ours, but for a
+// margin.
+constexpr double kHostKvShare = 0.25;
+constexpr double kDeviceKvShare = 0.9;
+// Device memory that recorded steps take.
+constexpr uint64_t kGraphBytes = uint64_t{256} << 20;
 
 std::string gib(uint64_t bytes) {
   char text[32];
@@ -45,9 +49,21 @@ struct KvSize {
   int64_t max_context;
 };
 
+// What the device has left for the KV pool beside weights and workspace, and the part of it that the pool takes when
+// its size is not given.
+struct KvRoom {
+  uint64_t bytes;
+  double share;
+};
+
+KvRoom kv_room(const DeviceInfo& device, uint64_t weight_bytes, uint64_t workspace_bytes) {
+  const uint64_t taken = workspace_bytes + (device.owns_weights ? kGraphBytes : weight_bytes);
+  return {.bytes = device.free_bytes > taken ? device.free_bytes - taken : 0,
+          .share = device.owns_weights ? kDeviceKvShare : kHostKvShare};
+}
+
 // How many KV blocks, and how long a request they allow.
-KvSize size_kv(const qwen3_options& options, const ModelConfig& config, uint64_t weight_bytes, uint64_t workspace_bytes,
-               uint64_t free_bytes) {
+KvSize size_kv(const qwen3_options& options, const ModelConfig& config, const KvRoom& room) {
   if (options.max_context > config.max_positions)
     throw Error(Status::kInvalidArgument, "max_context is " + std::to_string(options.max_context) +
                                               ", but the model was made for " + std::to_string(config.max_positions) +
@@ -60,24 +76,22 @@ KvSize size_kv(const qwen3_options& options, const ModelConfig& config, uint64_t
   if (options.kv_bytes > 0) {
     n_blocks = static_cast<int64_t>(std::min<uint64_t>(options.kv_bytes / block_bytes, INT32_MAX));
   } else {
-    const uint64_t taken = weight_bytes + workspace_bytes;
-    const uint64_t left = free_bytes > taken ? free_bytes - taken : 0;
-    n_blocks = static_cast<int64_t>(static_cast<double>(left) * kDefaultKvShare / static_cast<double>(block_bytes));
+    n_blocks = static_cast<int64_t>(static_cast<double>(room.bytes) * room.share / static_cast<double>(block_bytes));
     // A context that was asked for is a promise: take more than the usual share for one such request.
     if (options.max_context > 0) n_blocks = std::max(n_blocks, blocks_for(wanted_context));
     n_blocks = std::min(n_blocks, blocks_for(wanted_context) * options.max_slots);
-    if (static_cast<uint64_t>(n_blocks) * block_bytes > left && free_bytes > 0)
-      throw Error(Status::kOutOfMemory, "a context of " + std::to_string(wanted_context) + " tokens needs " +
-                                            gib(static_cast<uint64_t>(n_blocks) * block_bytes) +
-                                            " of KV, but beside the weights only " + gib(left) +
-                                            " are free; the largest context that fits is " +
-                                            std::to_string(static_cast<int64_t>(left / block_bytes) * kBlockSize));
+    if (static_cast<uint64_t>(n_blocks) * block_bytes > room.bytes && room.bytes > 0)
+      throw Error(Status::kOutOfMemory,
+                  "a context of " + std::to_string(wanted_context) + " tokens needs " +
+                      gib(static_cast<uint64_t>(n_blocks) * block_bytes) + " of KV, but beside the weights only " +
+                      gib(room.bytes) + " are free; the largest context that fits is " +
+                      std::to_string(static_cast<int64_t>(room.bytes / block_bytes) * kBlockSize));
   }
   if (n_blocks < 1)
     throw Error(options.kv_bytes > 0 ? Status::kInvalidArgument : Status::kOutOfMemory,
                 "the KV pool would hold less than one block: " + std::to_string(block_bytes) +
                     " bytes are the least for this model, there are " +
-                    (options.kv_bytes > 0 ? std::to_string(options.kv_bytes) : gib(free_bytes)));
+                    (options.kv_bytes > 0 ? std::to_string(options.kv_bytes) : gib(room.bytes)));
   const int64_t capacity = n_blocks * kBlockSize;
   if (options.max_context > capacity)
     throw Error(Status::kInvalidArgument,
@@ -125,7 +139,7 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
     return progress("weights", done, total);
   });
   const uint64_t workspace = Model::workspace_bytes(config, options.token_budget);
-  const KvSize kv = size_kv(options, config, weights->total_bytes, workspace, device.free_bytes);
+  const KvSize kv = size_kv(options, config, kv_room(ops->info(), weights->total_bytes, workspace));
   report("kv", 0, 1);
 
   info_.struct_size = sizeof info_;

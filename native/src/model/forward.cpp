@@ -18,9 +18,11 @@ namespace qwen3 {
 
 void Model::forward(const BatchArrays& arrays) {
   const BatchView batch = ops_->upload_batch(arrays);
-  ops_->embed({.batch = &batch, .table = weights_->embed_tokens, .hidden = config_.hidden, .out = x_});
-  for (size_t layer = 0; layer < weights_->layers.size(); layer++)
-    run_layer(weights_->layers[layer], kv_[layer], batch);
+  ops_->run_recorded(batch.record_key, [&] {
+    ops_->embed({.batch = &batch, .table = weights_->embed_tokens, .hidden = config_.hidden, .out = x_});
+    for (size_t layer = 0; layer < weights_->layers.size(); layer++)
+      run_layer(weights_->layers[layer], kv_[layer], batch);
+  });
 }
 
 void Model::run_layer(const LayerWeights& w, const KvLayer& kv, const BatchView& batch) {
@@ -109,7 +111,7 @@ void Model::logits(std::span<const int32_t> token_rows, std::span<float> out) {
 
 int Model::find_nonfinite_layer(const BatchArrays& arrays) {
   const BatchView batch = ops_->upload_batch(arrays);
-  std::vector<float> x(static_cast<size_t>(batch.n_tokens) * static_cast<size_t>(config_.hidden));
+  std::vector<float> x(static_cast<size_t>(arrays.n_tokens) * static_cast<size_t>(config_.hidden));
   const auto finite = [&] {
     ops_->download(x, x_);
     ops_->wait();

@@ -14,7 +14,7 @@ struct WorkspaceSizes {
 };
 
 WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget) {
-  const uint64_t rows = static_cast<uint64_t>(token_budget);
+  const uint64_t rows = (static_cast<uint64_t>(token_budget) + kRowPadding - 1) / kRowPadding * kRowPadding;
   const uint64_t norm_rows = std::max<uint64_t>(rows, kMaxLogitRows);
   const uint64_t hidden = static_cast<uint64_t>(c.hidden);
   const uint64_t q_width = static_cast<uint64_t>(c.n_heads) * static_cast<uint64_t>(c.head_dim);

@@ -16,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,6 +30,9 @@ inline constexpr int kBlockSize = 32;
 
 // Rows of logits that the model computes and samples in one go; bounds the logits buffer (64 x 151,936 x 4 B = 39 MB).
 inline constexpr int kMaxLogitRows = 64;
+
+// A backend pads a batch's rows to at most the next multiple of this.
+inline constexpr int kRowPadding = 32;
 
 inline constexpr int kMaxTopLogprobs = 20;
 
@@ -59,19 +63,21 @@ struct LinearWeight {
 };
 
 // The step's index arrays, in device memory. A step holds the new tokens ("queries") of n_seqs sequences, one sequence
-// after the other.
+// after the other. A backend may add rows and sequences at the end, to meet fewer different shapes; what ops compute
+// for them is nobody's concern, but they write no KV.
 struct BatchView {
   int n_tokens;
   int n_seqs;
   int max_blocks;               // row length of block_tables
   const int32_t* token_ids;     // [n_tokens]
   const int32_t* positions;     // [n_tokens] absolute position in the token's sequence
-  const int32_t* seq_of;        // [n_tokens] index of the token's sequence in this step
+  const int32_t* seq_of;        // [n_tokens] index of the token's sequence in this step; -1: a row of padding
   const int32_t* query_start;   // [n_seqs + 1] first token row of each sequence; the last entry is n_tokens
   const int32_t* block_tables;  // [n_seqs, max_blocks] KV block of positions j * kBlockSize .. of each sequence
+  uint64_t record_key;          // batches of equal keys, 0 excepted, take the same ops with the same arguments
 };
 
-// Host arrays that become a BatchView; same shapes.
+// Host arrays that become a BatchView; same shapes, without padding.
 struct BatchArrays {
   int n_tokens = 0;
   int n_seqs = 0;
@@ -209,6 +215,7 @@ struct DeviceInfo {
   std::string kernels;      // "avx512bf16", ...
   int threads;              // CPU: computing threads; else 0
   uint64_t free_bytes;      // memory available to allocate now; 0: unknown
+  bool owns_weights;  // weights were copied to the device; else they are mapped files, in memory that still is free
 };
 
 class Ops {
@@ -236,6 +243,12 @@ class Ops {
   virtual void qk_norm_rope(const QkNormRopeArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
+  // Runs `issue`, which calls ops above. A backend may record what it issues for a key other than 0 and replay that
+  // instead when the same key comes again.
+  virtual void run_recorded(uint64_t key, const std::function<void()>& issue) {
+    (void)key;
+    issue();
+  }
   // Copies device floats to host memory; there by the time of `wait`.
   virtual void download(std::span<float> out, const float* device) = 0;
   // Blocks until everything before it is done. Throws Error(kDeviceError) if the device failed.

@@ -103,7 +103,12 @@ CpuOps::~CpuOps() {
 }
 
 DeviceInfo CpuOps::info() const {
-  return {"cpu", processor_name(), kernels_.name, pool_.n_threads(), available_bytes()};
+  return {.device = "cpu",
+          .device_name = processor_name(),
+          .kernels = kernels_.name,
+          .threads = pool_.n_threads(),
+          .free_bytes = available_bytes(),
+          .owns_weights = false};
 }
 
 // Fresh pages of the system: zero, and without cost until touched.
