@@ -16,7 +16,12 @@ namespace {
 class SmallOps final : public qwen3::Ops {  // a device with little memory
  public:
   explicit SmallOps(uint64_t free_bytes) : free_bytes_(free_bytes) {}
-  qwen3::DeviceInfo info() const override { return {"toy", "a small toy", "toy", 0, free_bytes_}; }
+  qwen3::DeviceInfo info() const override {
+    qwen3::DeviceInfo info = toy_.info();
+    info.device_name = "a small toy";
+    info.free_bytes = free_bytes_;
+    return info;
+  }
   void* allocate(size_t bytes, const char* what) override { return toy_.allocate(bytes, what); }
   qwen3::LinearWeight load_linear(std::span<const qwen3::HostMatrix> p, qwen3::LinearLayout l) override {
     return toy_.load_linear(p, l);

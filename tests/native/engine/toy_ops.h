@@ -80,7 +80,15 @@ class ToyOps final : public qwen3::Ops {
  public:
   explicit ToyOps(std::shared_ptr<const Faults> faults) : faults_(std::move(faults)), cpu_("scalar", 1) {}
 
-  qwen3::DeviceInfo info() const override { return {"toy", "a toy", "toy", 1, uint64_t{1} << 30}; }
+  qwen3::DeviceInfo info() const override {
+    qwen3::DeviceInfo info{};
+    info.device = "toy";
+    info.device_name = "a toy";
+    info.kernels = "toy";
+    info.threads = 1;
+    info.free_bytes = uint64_t{1} << 30;
+    return info;
+  }
   void* allocate(size_t bytes, const char* what) override { return cpu_.allocate(bytes, what); }
   qwen3::LinearWeight load_linear(std::span<const qwen3::HostMatrix> parts, qwen3::LinearLayout layout) override {
     return cpu_.load_linear(parts, layout);
