@@ -52,13 +52,15 @@ struct KvSize {
 // What the device has left for the KV pool beside weights and workspace, and the part of it that the pool takes when
 // its size is not given.
 struct KvRoom {
+  bool known;  // false: the device does not say, nothing is refused
   uint64_t bytes;
   double share;
 };
 
 KvRoom kv_room(const DeviceInfo& device, uint64_t weight_bytes, uint64_t workspace_bytes) {
   const uint64_t taken = workspace_bytes + (device.owns_weights ? kGraphBytes : weight_bytes);
-  return {.bytes = device.free_bytes > taken ? device.free_bytes - taken : 0,
+  return {.known = device.free_bytes > 0,
+          .bytes = device.free_bytes > taken ? device.free_bytes - taken : 0,
           .share = device.owns_weights ? kDeviceKvShare : kHostKvShare};
 }
 
@@ -80,13 +82,15 @@ KvSize size_kv(const qwen3_options& options, const ModelConfig& config, const Kv
     // A context that was asked for is a promise: take more than the usual share for one such request.
     if (options.max_context > 0) n_blocks = std::max(n_blocks, blocks_for(wanted_context));
     n_blocks = std::min(n_blocks, blocks_for(wanted_context) * options.max_slots);
-    if (static_cast<uint64_t>(n_blocks) * block_bytes > room.bytes && room.bytes > 0)
-      throw Error(Status::kOutOfMemory,
-                  "a context of " + std::to_string(wanted_context) + " tokens needs " +
-                      gib(static_cast<uint64_t>(n_blocks) * block_bytes) + " of KV, but beside the weights only " +
-                      gib(room.bytes) + " are free; the largest context that fits is " +
-                      std::to_string(static_cast<int64_t>(room.bytes / block_bytes) * kBlockSize));
   }
+  if (room.known && static_cast<uint64_t>(n_blocks) * block_bytes > room.bytes)
+    throw Error(Status::kOutOfMemory,
+                (options.kv_bytes > 0 ? "a KV pool of " + gib(options.kv_bytes) + " was asked for"
+                                      : "a context of " + std::to_string(wanted_context) + " tokens needs " +
+                                            gib(static_cast<uint64_t>(n_blocks) * block_bytes) + " of KV") +
+                    ", but beside the weights only " + gib(room.bytes) +
+                    " are free; the largest context that fits is " +
+                    std::to_string(static_cast<int64_t>(room.bytes / block_bytes) * kBlockSize));
   if (n_blocks < 1)
     throw Error(options.kv_bytes > 0 ? Status::kInvalidArgument : Status::kOutOfMemory,
                 "the KV pool would hold less than one block: " + std::to_string(block_bytes) +

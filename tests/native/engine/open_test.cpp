@@ -123,8 +123,18 @@ TEST("open: the pool's size follows kv_bytes, or the memory that is left, or the
   CHECK_EQ(info.n_blocks, 30);
   o.max_context = 32 * 41;
   CHECK_THROWS_WITH(open(o, taken + 40 * kBlockBytes), Error, "the largest context that fits is 1280");
+  CHECK_THROWS_WITH(open(o, taken / 2), Error, "the largest context that fits is 0");
   o.max_context = 0;
   CHECK_THROWS_WITH(open(o, taken), Error, "less than one block");
+  // A size that was asked for must fit too: else the system's out-of-memory killer would find out.
+  o.kv_bytes = 40 * kBlockBytes;
+  CHECK_EQ(open(o, taken + 40 * kBlockBytes).info.n_blocks, 40);
+  o.kv_bytes = 41 * kBlockBytes;
+  CHECK_THROWS_WITH(open(o, taken + 40 * kBlockBytes), Error, "a KV pool of 0.00 GiB was asked for");
+  o.kv_bytes = UINT64_MAX;
+  CHECK_THROWS_WITH(open(o), Error, "was asked for, but beside the weights only");
+  o.kv_bytes = 4 * kBlockBytes;
+  CHECK_EQ(open(o, 0).info.n_blocks, 4);  // a device that does not know what is free
 }
 
 TEST("open: what the host asked for reaches the backend, and info says what it got") {
