@@ -46,8 +46,8 @@
  * - Pointers passed in are read during the call only; the library keeps no pointer of the host's but the callbacks'
  *   `user` values. Memory written to is always the caller's.
  * - Structs begin with `struct_size`; call the _init function, which sets it and the defaults, then change what you
- *   need. A zero keeps its plain meaning (temperature 0 is greedy). Structs only ever grow at their end; in a field
- *   that a later version adds, zero means "as before".
+ *   need. A zero keeps its plain meaning (temperature 0 is greedy). Structs with a struct_size only ever grow at their
+ *   end; in a field that a later version adds, zero means "as before".
  * - The library never calls exit() or abort(), installs no signal handler and writes to no file descriptor.
  * - Unless said otherwise, everything here exists since ABI version 1.
  */
@@ -225,7 +225,8 @@ QWEN3_API qwen3_status qwen3_engine_stats(const qwen3_engine* engine, qwen3_stat
 
 /* ----------------------------------------------------------------------------------------------------------- requests */
 
-/* Added to the raw logit of one id before everything else. -INFINITY forbids the id. */
+/* Added to the raw logit of one id before everything else. -INFINITY forbids the id. A pair that never grows: arrays of
+ * it carry no element size. */
 typedef struct qwen3_logit_bias {
   int32_t token;
   float bias;
@@ -335,7 +336,7 @@ typedef struct qwen3_event {
   int64_t first_token_ns;       /* FINISHED: when its first token came; 0: never */
 } qwen3_event;
 
-/* One alternative of a token. */
+/* One alternative of a token. A pair that never grows, like qwen3_logit_bias. */
 typedef struct qwen3_logprob {
   int32_t token;
   float logprob; /* natural log, raw logits */
