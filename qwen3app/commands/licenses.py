@@ -1,7 +1,7 @@
 """`qwen3-8b --licenses`: the licences of everything that is inside the executable or the installed command.
 
-Owns the list of what is inside: this project, the Python packages it runs with (found from their own metadata, with
-what they depend on), Python, and what is compiled into libqwen3. Licence files that belong to none of these metadata
+Owns the list of what is inside: this project, Qwen3's chat template, the Python packages it runs with (found from their
+own metadata, with what they depend on), Python, and what is compiled into libqwen3. Licence files that belong to none of these metadata
 lie in a folder `licenses` beside the package (the packed executable brings Python's own there).
 """
 
@@ -51,7 +51,12 @@ COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER I
 OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 """
 
-_NATIVE = (
+# What is inside and has no metadata of its own: (title, text).
+_OTHERS = (
+    (
+        "Qwen3's chat template (used for a model that brings none): Apache-2.0",
+        "Copyright 2024 Alibaba Cloud\nThe licence's text is the one above.\n",
+    ),
     ("nlohmann-json (compiled into libqwen3)", _NLOHMANN_JSON),
     (
         "libstdc++ and libgcc (linked into libqwen3)",
@@ -105,7 +110,7 @@ def license_texts(distribution: metadata.Distribution) -> Iterator[tuple[str, st
 def run_licenses(stdout: TextIO | None = None) -> int:
     stdout = stdout or sys.stdout
     _section(stdout, f"{_PROJECT} (this program): Apache-2.0", [text for text in (_own_license(),) if text])
-    for name, text in _NATIVE:
+    for name, text in _OTHERS:
         _section(stdout, name, [text])
     extra = dict(_extra_files())
     if not any("python" in name.lower() for name in extra):

@@ -44,6 +44,18 @@ def test_a_packed_executable_brings_its_own_files(monkeypatch: pytest.MonkeyPatc
     assert "docs.python.org" not in out.getvalue()
 
 
+def test_who_wrote_what() -> None:
+    """The project's own licence names its authors; the template that Qwen wrote keeps theirs."""
+    out = io.StringIO()
+    licenses.run_licenses(out)
+    own, _, others = out.getvalue().partition("Qwen3's chat template")
+    assert "Copyright 2026 the qwen3-8b authors" in own and "Alibaba" not in own
+    assert "Copyright 2024 Alibaba Cloud" in others.partition("nlohmann-json")[0]
+    template = (ROOT / "qwen3app" / "text" / "qwen3_chat_template.jinja").read_bytes()
+    assert template == (ROOT / "tests" / "data" / "qwen3" / "chat_template.jinja").read_bytes()
+    assert "Copyright 2024 Alibaba Cloud" in (ROOT / "tests" / "data" / "qwen3" / "LICENSE").read_text()
+
+
 def test_no_licence_file_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(licenses, "_roots", lambda: [tmp_path])
     monkeypatch.setattr(licenses, "RUNTIME_DISTRIBUTIONS", ())
