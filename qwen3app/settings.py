@@ -251,7 +251,7 @@ def resolve_model_dir(argument: str | None) -> Path:
         return DEFAULT_MODEL
     raise UsageError(
         f"No model: give --model DIR, set QWEN3_MODEL, or put one into {DEFAULT_MODEL} "
-        "(for example with `huggingface-cli download Qwen/Qwen3-8B --local-dir models/qwen3-8b`)."
+        "(for example with `hf download Qwen/Qwen3-8B --local-dir models/qwen3-8b`)."
     )
 
 
