@@ -186,7 +186,7 @@ def check_python() -> None:
     if not any((folder / name).exists() for folder in folders for name in names if name.endswith((".so", ".so.1.0"))):
         raise fail(
             f"Python's shared library libpython{version}.so is missing; install it "
-            f"(Debian, Ubuntu: apt install libpython{version})"
+            "(Debian, Ubuntu: apt install python3-dev)"
         )
 
 
