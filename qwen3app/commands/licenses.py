@@ -1,8 +1,8 @@
 """`qwen3-8b --licenses`: the licences of everything that is inside the executable or the installed command.
 
 Owns the list of what is inside: this project, Qwen3's chat template, the Python packages it runs with (found from their
-own metadata, with what they depend on), Python, and what is compiled into libqwen3. Licence files that belong to none of these metadata
-lie in a folder `licenses` beside the package (the packed executable brings Python's own there).
+own metadata, with what they depend on), Python, and what is compiled into libqwen3. Licence files that belong to none
+of these metadata lie in a folder `licenses` beside the package (the packed executable brings Python's own there).
 """
 
 from __future__ import annotations
