@@ -33,7 +33,7 @@ void Engine::check_open() const {
 }
 
 uint64_t Engine::submit(const qwen3_request& spec) {
-  std::unique_ptr<Request> request;
+  std::shared_ptr<Request> request;
   try {
     request = make_request(spec, {.vocab = info_.vocab,
                                   .n_token_ids = info_.n_token_ids,
@@ -63,6 +63,7 @@ uint64_t Engine::submit(const qwen3_request& spec) {
     scheduler_->add(sample.get());
   }
   const uint64_t id = request->id;
+  if (request->waits_for_tokens()) n_waiting_for_tokens_ += request->n_alive;
   requests_.emplace(id, std::move(request));
   wake_.notify_one();
   return id;
@@ -83,14 +84,13 @@ void Engine::cancel(uint64_t id, int32_t index) {
   if (closing_) throw Error(Status::kClosed, "the engine is being closed");
   const auto found = requests_.find(id);
   if (found == requests_.end()) throw Error(Status::kNotFound, "no request " + std::to_string(id) + " is alive");
-  Request& request = *found->second;
+  const std::shared_ptr<Request> request = found->second;
   if (index >= 0) {
-    finish(alive_sample(request, index), QWEN3_FINISH_CANCELLED);
+    finish(alive_sample(*request, index), QWEN3_FINISH_CANCELLED);
   } else {
-    for (const auto& sample : request.samples)
+    for (const auto& sample : request->samples)
       if (sample->state != SequenceState::kEnded) finish(*sample, QWEN3_FINISH_CANCELLED);
   }
-  if (request.n_alive == 0) retire(id);
   events_.flush();
   wake_.notify_one();
 }
@@ -154,6 +154,7 @@ void Engine::run() {
   while (!closing_) {
     try {
       if (!jobs_.empty()) {
+        land_all(lock);
         const std::function<void()> job = std::move(jobs_.front());
         jobs_.pop_front();
         lock.unlock();
@@ -162,6 +163,8 @@ void Engine::run() {
       }
       if (scheduler_->has_work() && !failed_) {
         step(lock);
+      } else if (n_flying_ > 0) {
+        land_all(lock);
       } else if (jobs_.empty()) {
         check_idle();
         wake_.wait(lock, [this] { return closing_ || !jobs_.empty() || (scheduler_->has_work() && !failed_); });
@@ -178,36 +181,69 @@ void Engine::run() {
   jobs_.clear();
 }
 
-// One step: plan, compute, sample, commit. The lock is free while the model works.
+// One step: plan, issue, and read the results of the step before it, or of this one where steps cannot overlap.
 void Engine::step(Lock& lock) {
-  const StepPlan& plan = scheduler_->plan();
-  note_admissions(plan);
-  if (plan.chunks.empty()) {
-    wake_.wait_for(lock, kBlockedWait);
+  const bool overlap = model_->ops().asynchronous() && n_waiting_for_tokens_ == 0;
+  if (!overlap) land_all(lock);
+  if (!issue(lock)) {
+    if (n_flying_ > 0)
+      land_all(lock);
+    else
+      wake_.wait_for(lock, kBlockedWait);
     return;
   }
-  const int64_t started_ns = now_ns();
-  in_step_ = true;
-  build_batch(plan);
+  while (n_flying_ > (overlap ? 1u : 0u)) land(lock);
+}
+
+// Plans a step and gives it to the device; false if nothing can run now. The lock is free while ops are issued.
+bool Engine::issue(Lock& lock) {
+  const StepPlan& plan = scheduler_->plan();
+  note_admissions(plan);
+  if (plan.chunks.empty()) return false;
+  Flight& flight = flights_[next_flight_];
+  flight.issued_ns = now_ns();
+  flight.chunks = plan.chunks;
+  flight.n_tokens = plan.n_tokens;
+  flight.requests.clear();
+  for (const Chunk& chunk : flight.chunks)
+    flight.requests.push_back(requests_.at(static_cast<const Sample*>(chunk.sequence)->request->id));
+  build_batch(flight);
 
   lock.unlock();
-  model_->forward(batch_.arrays());
+  model_->forward(flight.batch.arrays());
   lock.lock();
 
-  collect_rows(plan);
+  collect_rows(flight);
   lock.unlock();
-  model_->sample(rows_, info_.n_token_ids, results_);
+  model_->sample(flight.rows, info_.n_token_ids, flight.results);
+  flight.mark = model_->ops().mark();
   lock.lock();
+  next_flight_ = (next_flight_ + 1) % flights_.size();
+  n_flying_++;
+  return true;
+}
 
-  report_nonfinite(lock);
-  const size_t n_postponed = commit(plan);
-  in_step_ = false;
-  retired_.clear();
+// Waits for the oldest step in flight and makes its results known.
+void Engine::land(Lock& lock) {
+  Flight& flight = flights_[(next_flight_ + flights_.size() - n_flying_) % flights_.size()];
+  lock.unlock();
+  model_->ops().wait_for(flight.mark);
+  lock.lock();
+  n_flying_--;
+  report_nonfinite(flight, lock);
+  const size_t n_postponed = commit(flight);
+  const int64_t now = now_ns();
   counters_.steps++;
-  counters_.step_ns += static_cast<uint64_t>(now_ns() - started_ns);
-  counters_.computed_tokens += static_cast<uint64_t>(plan.n_tokens);
+  counters_.step_ns += static_cast<uint64_t>(now - std::max(flight.issued_ns, landed_ns_));
+  counters_.computed_tokens += static_cast<uint64_t>(flight.n_tokens);
+  landed_ns_ = now;
   events_.flush();
-  if (n_postponed == plan.chunks.size()) wake_.wait_for(lock, kBlockedWait);
+  if (n_postponed == flight.chunks.size()) wake_.wait_for(lock, kBlockedWait);
+  flight.requests.clear();
+}
+
+void Engine::land_all(Lock& lock) {
+  while (n_flying_ > 0) land(lock);
 }
 
 void Engine::note_admissions(const StepPlan& plan) {
@@ -231,26 +267,30 @@ void Engine::note_admissions(const StepPlan& plan) {
   }
 }
 
-void Engine::build_batch(const StepPlan& plan) {
-  batch_.clear();
-  first_rows_.clear();
-  for (const Chunk& chunk : plan.chunks) {
-    const std::span<const int32_t> tokens(chunk.sequence->tokens);
-    first_rows_.push_back(
-        batch_.add(tokens.subspan(static_cast<size_t>(chunk.begin), static_cast<size_t>(chunk.n_tokens)), chunk.begin,
-                   chunk.sequence->blocks));
+void Engine::build_batch(Flight& flight) {
+  flight.batch.clear();
+  flight.first_rows.clear();
+  for (const Chunk& chunk : flight.chunks) {
+    const Sample& sample = static_cast<const Sample&>(*chunk.sequence);
+    const std::span<const int32_t> known(sample.tokens);
+    const bool unknown = chunk.begin == static_cast<int64_t>(known.size());  // then it is the chunk's only token
+    const int32_t from_device = -1 - sample.sampled_row;
+    const std::span<const int32_t> tokens =
+        unknown ? std::span(&from_device, 1)
+                : known.subspan(static_cast<size_t>(chunk.begin), static_cast<size_t>(chunk.n_tokens));
+    flight.first_rows.push_back(flight.batch.add(tokens, chunk.begin, sample.blocks));
   }
 }
 
 // Decides which rows of the step need logits: prompt tokens to be scored, and the last row of each sample whose next
 // token is due (and whose mask is there, if it is constrained).
-void Engine::collect_rows(const StepPlan& plan) {
-  rows_.clear();
-  row_owners_.clear();
-  row_masks_.clear();
-  row_masks_.reserve(plan.chunks.size());
-  for (size_t i = 0; i < plan.chunks.size(); i++) {
-    const Chunk& chunk = plan.chunks[i];
+void Engine::collect_rows(Flight& flight) {
+  flight.rows.clear();
+  flight.row_owners.clear();
+  flight.masks.clear();
+  flight.masks.reserve(flight.chunks.size());
+  for (size_t i = 0; i < flight.chunks.size(); i++) {
+    const Chunk& chunk = flight.chunks[i];
     Sample& sample = static_cast<Sample&>(*chunk.sequence);
     if (sample.state == SequenceState::kEnded) continue;
     const Request& request = *sample.request;
@@ -262,43 +302,46 @@ void Engine::collect_rows(const StepPlan& plan) {
         row.target = sample.tokens[static_cast<size_t>(p) + 1];
         row.logprob = true;
         row.n_top = request.sampling.n_top;
-        rows_.push_back({static_cast<int32_t>(first_rows_[i] + p - chunk.begin), row});
-        row_owners_.push_back({&chunk, p + 1});
+        flight.rows.push_back({static_cast<int32_t>(flight.first_rows[i] + p - chunk.begin), row});
+        flight.row_owners.push_back({i, p + 1});
       }
     }
 
     if (!chunk.samples || request.max_tokens == 0) continue;
+    const int64_t position = chunk.begin + chunk.n_tokens;  // of the token to sample
     SampleRow row = request.sampling;
     if (request.constrained) {
       if (sample.mask_index != sample.n_output()) continue;  // late: commit() postpones it
-      row_masks_.push_back(std::move(sample.mask));
+      flight.masks.push_back(std::move(sample.mask));
       sample.mask_index = -1;
-      row.mask = row_masks_.back();
+      row.mask = flight.masks.back();
     }
     row.seed = request.sampling.seed + static_cast<uint64_t>(sample.index);
-    row.position = static_cast<int64_t>(sample.tokens.size());
+    row.position = position;
     row.history = sample.history.counts();
-    if (sample.n_output() < request.min_tokens) row.forbidden = request.end_ids;
-    rows_.push_back({first_rows_[i] + chunk.n_tokens - 1, row});
-    row_owners_.push_back({&chunk, -1});
+    if (position - sample.n_prompt < request.min_tokens) row.forbidden = request.end_ids;
+    sample.sampled_row = static_cast<int32_t>(flight.rows.size());
+    flight.rows.push_back({flight.first_rows[i] + chunk.n_tokens - 1, row});
+    flight.row_owners.push_back({i, -1});
   }
-  results_.assign(rows_.size(), SampleResult{});
+  flight.results.assign(flight.rows.size(), SampleResult{});
 }
 
 // Returns how many samples could not be sampled because their mask is late.
-size_t Engine::commit(const StepPlan& plan) {
+size_t Engine::commit(const Flight& flight) {
   size_t row = 0;
   size_t n_postponed = 0;
-  for (const Chunk& chunk : plan.chunks) {
+  for (size_t i = 0; i < flight.chunks.size(); i++) {
+    const Chunk& chunk = flight.chunks[i];
     Sample& sample = static_cast<Sample&>(*chunk.sequence);
     const SampleResult* sampled = nullptr;
     const bool alive = sample.state != SequenceState::kEnded;
     if (alive && sample.request->prompt_logprobs && sample.index == 0 && sample.n_prompt_scored == 0)
       push_prompt_token(sample, sample.n_prompt_scored++, nullptr);
-    for (; row < row_owners_.size() && row_owners_[row].chunk == &chunk; row++) {
+    for (; row < flight.row_owners.size() && flight.row_owners[row].chunk == i; row++) {
       if (!alive || (sampled != nullptr && !sampled->finite)) continue;
-      const SampleResult& result = results_[row];
-      if (row_owners_[row].prompt_index < 0 || !result.finite)  // a broken row ends the sample wherever it is
+      const SampleResult& result = flight.results[row];
+      if (flight.row_owners[row].prompt_index < 0 || !result.finite)  // a broken row ends the sample wherever it is
         sampled = &result;
       else
         push_prompt_token(sample, sample.n_prompt_scored++, &result);
@@ -319,7 +362,6 @@ size_t Engine::commit(const StepPlan& plan) {
 // result: nullptr if the request only scores its prompt.
 void Engine::commit_sample(Sample& sample, const SampleResult* result) {
   const Request& request = *sample.request;
-  const uint64_t id = request.id;
   if (result == nullptr) {
     finish(sample, QWEN3_FINISH_LENGTH);
   } else if (!result->finite) {
@@ -334,19 +376,26 @@ void Engine::commit_sample(Sample& sample, const SampleResult* result) {
     else if (sample.n_output() == request.max_tokens)
       finish(sample, QWEN3_FINISH_LENGTH);
   }
-  if (request.n_alive == 0) retire(id);
 }
 
 // A row without a finite logit means broken weights or a broken device; say in which layer it began.
-void Engine::report_nonfinite(Lock& lock) {
-  const auto broken = std::find_if(results_.begin(), results_.end(), [](const SampleResult& r) { return !r.finite; });
-  if (broken == results_.end()) return;
-  const Sample& sample =
-      static_cast<Sample&>(*row_owners_[static_cast<size_t>(broken - results_.begin())].chunk->sequence);
+void Engine::report_nonfinite(const Flight& flight, Lock& lock) {
+  const auto broken =
+      std::find_if(flight.results.begin(), flight.results.end(), [](const SampleResult& r) { return !r.finite; });
+  if (broken == flight.results.end()) return;
+  const Chunk& chunk = flight.chunks[flight.row_owners[static_cast<size_t>(broken - flight.results.begin())].chunk];
+  const Sample& sample = static_cast<Sample&>(*chunk.sequence);
+  if (sample.state != SequenceState::kRunning) return;  // cancelled, or computed again later
   const uint64_t id = sample.request->id;
+  batch_.clear();
+  batch_.add(std::span<const int32_t>(sample.tokens)
+                 .subspan(static_cast<size_t>(chunk.begin), static_cast<size_t>(chunk.n_tokens)),
+             chunk.begin, sample.blocks);
+  const BatchArrays arrays = batch_.arrays();
   lock.unlock();
-  const int layer = model_->find_nonfinite_layer(batch_.arrays());
+  const int layer = model_->find_nonfinite_layer(arrays);
   lock.lock();
+
   std::string where = "no id may be sampled (mask, logit_bias and min_tokens leave none)";
   if (layer < 0)
     where = "the token embedding is not finite";
@@ -364,11 +413,12 @@ void Engine::check_idle() {
 
 void Engine::fail(Status status, const std::string& message) {
   failed_ = true;
-  in_step_ = false;
+  n_flying_ = 0;
   failure_ = message;
   log(QWEN3_LOG_ERROR,
       std::string(status == Status::kDeviceError ? "the device failed: " : "the engine failed: ") + message);
-  for (auto& [id, request] : requests_) {
+  const auto requests = requests_;  // finish() takes a request out with its last sample
+  for (const auto& [id, request] : requests) {
     for (const auto& sample : request->samples) {
       if (sample->state == SequenceState::kEnded) continue;
       try {
@@ -378,15 +428,18 @@ void Engine::fail(Status status, const std::string& message) {
     }
   }
   requests_.clear();
-  retired_.clear();
+  for (Flight& flight : flights_) flight.requests.clear();
   events_.flush();
 }
 
 // ------------------------------------------------------------------------------------------------ with the mutex held
 
+// The request goes with its last sample, unless a step in flight still refers to it.
 void Engine::finish(Sample& sample, qwen3_finish_reason reason, int32_t token) {
-  Request& request = *requests_.at(sample.request->id);
+  const std::shared_ptr<Request> owner = requests_.at(sample.request->id);
+  Request& request = *owner;
   request.n_alive--;
+  if (request.waits_for_tokens()) n_waiting_for_tokens_--;
   switch (reason) {
     case QWEN3_FINISH_STOP:
       counters_.samples_stopped++;
@@ -418,13 +471,8 @@ void Engine::finish(Sample& sample, qwen3_finish_reason reason, int32_t token) {
   event.started_ns = sample.started_ns;
   event.first_token_ns = sample.first_token_ns;
   events_.push(event);
+  if (request.n_alive == 0) requests_.erase(request.id);
   scheduler_->remove(&sample);
-}
-
-void Engine::retire(uint64_t id) {
-  const auto found = requests_.find(id);
-  if (in_step_) retired_.push_back(std::move(found->second));
-  requests_.erase(found);
 }
 
 namespace {

@@ -1,12 +1,16 @@
 // The engine: one worker thread that turns queued requests into events, step by step.
 //
-// It joins the scheduler (who), the model (what) and the event queue (to whom). One mutex guards requests, scheduler
-// and pool; the worker gives it up while the model computes, so that submit, cancel and stats never wait for a step. A
-// sample that is cancelled during a step leaves at once: its blocks are free, the step's results for it are dropped.
-// That is safe because only the worker, between steps, hands blocks out again. A failure of the device or a bug caught
-// in the worker ends every sample with an error event and marks the engine failed.
+// It joins the scheduler (who), the model (what) and the event queue (to whom). On an asynchronous device a step is
+// issued before the results of the one before it are read, so that the device never waits for the host; a token that is
+// not known yet passes from step to step on the device.
+// One mutex guards requests, scheduler and pool; the worker gives it up while ops are issued and waited for, so that
+// submit, cancel and stats never wait for a step. A sample that is cancelled during a step leaves at once: its blocks
+// are free, what the steps in flight give for it is dropped. That is safe because only the worker hands blocks out
+// again, to steps that the device does later. A failure of the device or a bug caught in the worker ends every sample
+// with an error event and marks the engine failed.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -74,15 +78,37 @@ class Engine {
   void log(qwen3_log_level level, const std::string& line) const;
   bool progress(const char* phase, uint64_t done, uint64_t total) const;
 
+  // A step that has been issued to the device and whose results are not read yet.
+  struct Flight {
+    struct RowOwner {
+      size_t chunk;
+      int64_t prompt_index;  // the prompt token that the row scores, or -1: the row is sampled
+    };
+    std::vector<Chunk> chunks;
+    int n_tokens = 0;
+    std::vector<std::shared_ptr<Request>> requests;  // of the chunks: alive until the results are read
+    StepBatch batch;
+    std::vector<int32_t> first_rows;  // of each chunk
+    std::vector<LogitRow> rows;
+    std::vector<RowOwner> row_owners;          // [rows]
+    std::vector<SampleResult> results;         // [rows]
+    std::vector<std::vector<uint32_t>> masks;  // that rows refer to
+    int64_t issued_ns = 0;
+    uint64_t mark = 0;
+  };
+
   // -- worker thread
   void run();
   void step(Lock& lock);
+  bool issue(Lock& lock);
+  void land(Lock& lock);
+  void land_all(Lock& lock);
   void note_admissions(const StepPlan& plan);
-  void build_batch(const StepPlan& plan);
-  void collect_rows(const StepPlan& plan);
-  size_t commit(const StepPlan& plan);
+  void build_batch(Flight& flight);
+  void collect_rows(Flight& flight);
+  size_t commit(const Flight& flight);
   void commit_sample(Sample& sample, const SampleResult* result);
-  void report_nonfinite(Lock& lock);
+  void report_nonfinite(const Flight& flight, Lock& lock);
   void check_idle();
   void fail(Status status, const std::string& message);
 
@@ -91,7 +117,6 @@ class Engine {
   void finish(Sample& sample, qwen3_finish_reason reason, int32_t token = -1);
   void push_token(Sample& sample, const SampleResult& result);
   void push_prompt_token(const Sample& sample, int64_t index, const SampleResult* result);
-  void retire(uint64_t id);
   void check_open() const;
 
   // -- evaluation
@@ -113,30 +138,24 @@ class Engine {
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<PrefixCache> prefix_cache_;  // nullptr when off
   std::unique_ptr<Scheduler> scheduler_;
-  std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;
-  std::vector<std::unique_ptr<Request>> retired_;  // ended during the step in progress, which still refers to them
-  std::deque<std::function<void()>> jobs_;         // evaluation
+  std::unordered_map<uint64_t, std::shared_ptr<Request>> requests_;
+  std::deque<std::function<void()>> jobs_;  // evaluation
   qwen3_stats counters_{};
   uint64_t next_id_ = 1;
   uint64_t next_arrival_ = 1;
   int n_manual_blocks_ = 0;
-  bool in_step_ = false;
+  int n_waiting_for_tokens_ = 0;  // alive samples of requests that wait for tokens
   bool closing_ = false;
   bool failed_ = false;
   bool was_busy_ = false;
   std::string failure_;
 
   // Used by the worker alone.
-  struct RowOwner {
-    const Chunk* chunk;
-    int64_t prompt_index;  // the prompt token that the row scores, or -1: the row is sampled
-  };
-  StepBatch batch_;
-  std::vector<int32_t> first_rows_;  // of each chunk
-  std::vector<LogitRow> rows_;
-  std::vector<RowOwner> row_owners_;
-  std::vector<SampleResult> results_;
-  std::vector<std::vector<uint32_t>> row_masks_;
+  std::array<Flight, 2> flights_;
+  size_t next_flight_ = 0;  // the one to issue next
+  size_t n_flying_ = 0;
+  int64_t landed_ns_ = 0;  // when the last one's results were read
+  StepBatch batch_;        // for evaluation
 
   std::thread worker_;
 };

@@ -133,6 +133,7 @@ void Engine::score_logprobs(std::span<const int32_t> tokens, std::span<float> ou
       }
       std::vector<SampleResult> results(rows.size());
       model_->sample(rows, info_.n_token_ids, results);
+      model_->ops().wait();
       for (size_t i = 0; i < results.size(); i++) out[first + i + 1] = results[i].logprob;
     });
   } catch (...) {

@@ -142,7 +142,7 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
   auto weights = std::make_unique<Weights>(std::move(checkpoint), config, *ops, [this](uint64_t done, uint64_t total) {
     return progress("weights", done, total);
   });
-  const uint64_t workspace = Model::workspace_bytes(config, options.token_budget);
+  const uint64_t workspace = Model::workspace_bytes(config, options.token_budget, ops->max_logit_rows());
   const KvSize kv = size_kv(options, config, kv_room(ops->info(), weights->total_bytes, workspace));
   report("kv", 0, 1);
 

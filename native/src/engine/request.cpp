@@ -134,6 +134,7 @@ std::unique_ptr<Request> make_request(const qwen3_request& r, const RequestLimit
     sample->priority = r.priority;
     sample->reads_prefix_cache = !request->prompt_logprobs;
     sample->cache_salt = r.cache_salt != nullptr ? r.cache_salt : "";
+    sample->max_length = n_prompt + request->max_tokens;
     sample->group = group;
     group->push_back(sample.get());
     if (request->has_penalties) sample->history.add_prompt(prompt);

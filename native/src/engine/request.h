@@ -39,6 +39,7 @@ struct Sample : Sequence {
   int64_t first_token_ns = 0;
   std::vector<uint32_t> mask;  // for output token mask_index, given by the host
   int64_t mask_index = -1;
+  int32_t sampled_row = 0;  // row of the last issued step that samples this sample's unknown token
 };
 
 struct Request {
@@ -58,6 +59,8 @@ struct Request {
   int n_alive = 0;
 
   bool ends(int32_t token) const;
+  // True if a step needs the last token on the host: for the penalties' counts, or for the host's mask.
+  bool waits_for_tokens() const { return has_penalties || constrained; }
 };
 
 struct RequestLimits {

@@ -13,7 +13,8 @@ namespace qwen3 {
 class StepBatch {
  public:
   void clear();
-  // Adds tokens at positions begin.. of a sequence whose KV is in `blocks`; returns the row of the first one.
+  // Adds tokens at positions begin.. of a sequence whose KV is in `blocks`; returns the row of the first one. A token
+  // of -1 - r stands for the one that row r of the step before samples (see BatchView).
   int32_t add(std::span<const int32_t> tokens, int64_t begin, std::span<const BlockId> blocks);
   // Valid until the next add() or clear().
   BatchArrays arrays();

@@ -80,8 +80,9 @@ void Model::compute_logits(std::span<const int32_t> token_rows) {
 void Model::sample(std::span<const LogitRow> rows, int n_token_ids, std::span<SampleResult> results) {
   std::vector<int32_t> token_rows;
   std::vector<SampleRow> sample_rows;
-  for (size_t begin = 0; begin < rows.size(); begin += kMaxLogitRows) {
-    const std::span<const LogitRow> piece = rows.subspan(begin, std::min<size_t>(kMaxLogitRows, rows.size() - begin));
+  const size_t max_rows = static_cast<size_t>(ops_->max_logit_rows());
+  for (size_t begin = 0; begin < rows.size(); begin += max_rows) {
+    const std::span<const LogitRow> piece = rows.subspan(begin, std::min(max_rows, rows.size() - begin));
     token_rows.clear();
     sample_rows.clear();
     for (const LogitRow& row : piece) {
@@ -93,16 +94,16 @@ void Model::sample(std::span<const LogitRow> rows, int n_token_ids, std::span<Sa
                   .vocab = config_.vocab,
                   .n_token_ids = n_token_ids,
                   .rows = sample_rows,
-                  .results = results.subspan(begin, piece.size())});
-    ops_->wait();
+                  .results = results.subspan(begin, piece.size()),
+                  .first_row = static_cast<int>(begin)});
   }
 }
 
 void Model::logits(std::span<const int32_t> token_rows, std::span<float> out) {
   const size_t vocab = static_cast<size_t>(config_.vocab);
-  for (size_t begin = 0; begin < token_rows.size(); begin += kMaxLogitRows) {
-    const std::span<const int32_t> piece =
-        token_rows.subspan(begin, std::min<size_t>(kMaxLogitRows, token_rows.size() - begin));
+  const size_t max_rows = static_cast<size_t>(ops_->max_logit_rows());
+  for (size_t begin = 0; begin < token_rows.size(); begin += max_rows) {
+    const std::span<const int32_t> piece = token_rows.subspan(begin, std::min(max_rows, token_rows.size() - begin));
     compute_logits(piece);
     ops_->download(out.subspan(begin * vocab, piece.size() * vocab), logits_);
     ops_->wait();

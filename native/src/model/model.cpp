@@ -13,9 +13,9 @@ struct WorkspaceSizes {
   uint64_t total() const { return x + normed + qkv + q + attention + activation + logits; }
 };
 
-WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget) {
+WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget, int max_logit_rows) {
   const uint64_t rows = (static_cast<uint64_t>(token_budget) + kRowPadding - 1) / kRowPadding * kRowPadding;
-  const uint64_t norm_rows = std::max<uint64_t>(rows, kMaxLogitRows);
+  const uint64_t norm_rows = std::max(rows, static_cast<uint64_t>(max_logit_rows));
   const uint64_t hidden = static_cast<uint64_t>(c.hidden);
   const uint64_t q_width = static_cast<uint64_t>(c.n_heads) * static_cast<uint64_t>(c.head_dim);
   const uint64_t kv_width = static_cast<uint64_t>(c.n_kv_heads) * static_cast<uint64_t>(c.head_dim);
@@ -26,7 +26,7 @@ WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget) {
       .q = rows * q_width * sizeof(bf16),
       .attention = rows * q_width * sizeof(bf16),
       .activation = rows * static_cast<uint64_t>(c.intermediate) * sizeof(bf16),
-      .logits = static_cast<uint64_t>(kMaxLogitRows) * static_cast<uint64_t>(c.vocab) * sizeof(float),
+      .logits = static_cast<uint64_t>(max_logit_rows) * static_cast<uint64_t>(c.vocab) * sizeof(float),
   };
 }
 
@@ -41,8 +41,8 @@ uint64_t Model::kv_block_bytes(const ModelConfig& config) {
   return 2 * layer_kv_bytes(config) * static_cast<uint64_t>(config.n_layers);
 }
 
-uint64_t Model::workspace_bytes(const ModelConfig& config, int token_budget) {
-  return workspace_sizes(config, token_budget).total();
+uint64_t Model::workspace_bytes(const ModelConfig& config, int token_budget, int max_logit_rows) {
+  return workspace_sizes(config, token_budget, max_logit_rows).total();
 }
 
 Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, std::unique_ptr<Weights> weights,
@@ -57,7 +57,7 @@ Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, std::unique_pt
                    .v = static_cast<bf16*>(ops_->allocate(pool, "the KV pool"))});
   }
 
-  const WorkspaceSizes sizes = workspace_sizes(config_, limits.token_budget);
+  const WorkspaceSizes sizes = workspace_sizes(config_, limits.token_budget, ops_->max_logit_rows());
   const auto allocate = [&](uint64_t bytes) { return ops_->allocate(bytes, "the workspace"); };
   x_ = static_cast<float*>(allocate(sizes.x));
   normed_ = static_cast<bf16*>(allocate(sizes.normed));

@@ -34,7 +34,7 @@ class Model {
 
   static uint64_t kv_block_bytes(const ModelConfig& config);
   // Activations, logits and tables for `token_budget` rows.
-  static uint64_t workspace_bytes(const ModelConfig& config, int token_budget);
+  static uint64_t workspace_bytes(const ModelConfig& config, int token_budget, int max_logit_rows);
 
   const ModelConfig& config() const { return config_; }
   const Weights& weights() const { return *weights_; }
@@ -42,7 +42,8 @@ class Model {
 
   // Runs all layers over the batch's tokens and writes their keys and values to the KV pool.
   void forward(const BatchArrays& batch);
-  // Samples or scores rows of the last forward(), any number of them. results: [rows.size()].
+  // Samples or scores rows of the last forward(), any number of them. results: [rows.size()], filled by the time of
+  // ops().wait() or a later mark's.
   void sample(std::span<const LogitRow> rows, int n_token_ids, std::span<SampleResult> results);
   // Raw logits of rows of the last forward(). out: [token_rows.size(), vocab] in host memory.
   void logits(std::span<const int32_t> token_rows, std::span<float> out);
@@ -63,12 +64,12 @@ class Model {
   float rope_scale_;
   // Workspace, device memory.
   float* x_;          // [token_budget, hidden] residual stream
-  bf16* normed_;      // [max(token_budget, kMaxLogitRows), hidden]
+  bf16* normed_;      // [max(token_budget, max_logit_rows), hidden]
   float* qkv_;        // [token_budget, (n_heads + 2 n_kv_heads) * head_dim]
   bf16* q_;           // [token_budget, n_heads * head_dim]
   bf16* attention_;   // [token_budget, n_heads * head_dim]
   bf16* activation_;  // [token_budget, intermediate]
-  float* logits_;     // [kMaxLogitRows, vocab]
+  float* logits_;     // [max_logit_rows, vocab]
 };
 
 }  // namespace qwen3

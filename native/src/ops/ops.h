@@ -29,6 +29,7 @@ namespace qwen3 {
 inline constexpr int kBlockSize = 32;
 
 // Rows of logits that the model computes and samples in one go; bounds the logits buffer (64 x 151,936 x 4 B = 39 MB).
+// A backend may ask for more.
 inline constexpr int kMaxLogitRows = 64;
 
 // A backend pads a batch's rows to at most the next multiple of this.
@@ -69,7 +70,7 @@ struct BatchView {
   int n_tokens;
   int n_seqs;
   int max_blocks;               // row length of block_tables
-  const int32_t* token_ids;     // [n_tokens]
+  const int32_t* token_ids;     // [n_tokens]; -1 - r stands for the token that row r of the last sampled step gave
   const int32_t* positions;     // [n_tokens] absolute position in the token's sequence
   const int32_t* seq_of;        // [n_tokens] index of the token's sequence in this step; -1: a row of padding
   const int32_t* query_start;   // [n_seqs + 1] first token row of each sequence; the last entry is n_tokens
@@ -204,6 +205,7 @@ struct SampleArgs {
   int n_token_ids;  // ids from here on are never sampled and never listed
   std::span<const SampleRow> rows;
   std::span<SampleResult> results;  // host memory, filled by the time of `wait`
+  int first_row = 0;                // place of these rows among all rows that the step samples
 };
 
 // Names of what an op spends time on, for profiles.
@@ -253,6 +255,15 @@ class Ops {
   virtual void download(std::span<float> out, const float* device) = 0;
   // Blocks until everything before it is done. Throws Error(kDeviceError) if the device failed.
   virtual void wait() = 0;
+  // True if ops run on while the host works, so that a step may be issued before the last one's results are known.
+  virtual bool asynchronous() const { return false; }
+  // A place in the order of ops, and a wait for all that was issued before it.
+  virtual uint64_t mark() { return 0; }
+  virtual void wait_for(uint64_t mark) {
+    (void)mark;
+    wait();
+  }
+  virtual int max_logit_rows() const { return kMaxLogitRows; }
 };
 
 struct BackendOptions {

@@ -35,6 +35,10 @@ const StepPlan& Scheduler::plan() {
   plan_decodes();
   plan_prefills();
   admit_waiting();
+  for (const Chunk& chunk : plan_.chunks) {  // only now: who is admitted shares no block of this very step
+    chunk.sequence->n_computed += chunk.n_tokens;
+    if (chunk.samples) chunk.sequence->n_unknown++;
+  }
   return plan_;
 }
 
@@ -43,7 +47,8 @@ void Scheduler::plan_decodes() {
   // because decodes are walked in running order and prefills come later.
   for (auto it = running_.begin(); it != running_.end();) {
     Sequence* sequence = *it;
-    if (sequence->n_pending() == 1 && grow(sequence)) add_chunk(sequence);
+    const bool ends = sequence->n_unknown > 0 && sequence->length() >= sequence->max_length;
+    if (sequence->n_pending() == 1 && !ends && grow(sequence)) add_chunk(sequence);
     it = running_.upper_bound(sequence);
   }
 }
@@ -73,8 +78,8 @@ void Scheduler::admit_waiting() {
 
 // Gives the sequence blocks for all its known tokens, shared ones where their content exists; or none at all.
 bool Scheduler::admit(Sequence* sequence) {
-  // A preempted victim must not come back in the very step that took its blocks.
-  if (!plan_.preempted.empty()) return false;
+  // A preempted victim must not come back in the very step that took its blocks, nor before its last token is known.
+  if (!plan_.preempted.empty() || sequence->n_unknown > 0) return false;
   sequence->n_cached = 0;
   take_shared_blocks(sequence);
   const int64_t needed =
@@ -137,8 +142,7 @@ bool Scheduler::sibling_computes_prompt(const Sequence* sequence) const {
 
 // Makes room for the sequence's next token; false if the sequence itself had to give way.
 bool Scheduler::grow(Sequence* sequence) {
-  if (blocks_for(static_cast<int64_t>(sequence->tokens.size())) == static_cast<int64_t>(sequence->blocks.size()))
-    return true;
+  if (blocks_for(sequence->length()) == static_cast<int64_t>(sequence->blocks.size())) return true;
   for (;;) {
     if (const BlockId block = pool_.allocate(); block != kNoBlock) {
       sequence->blocks.push_back(block);
@@ -170,23 +174,29 @@ void Scheduler::release_blocks(Sequence* sequence) {
 void Scheduler::add_chunk(Sequence* sequence) {
   const int64_t room = limits_.token_budget - plan_.n_tokens;
   const int64_t n_tokens = std::min(room, sequence->n_pending());
-  plan_.chunks.push_back(
-      {sequence, sequence->n_computed, static_cast<int>(n_tokens), n_tokens == sequence->n_pending()});
+  const bool samples = n_tokens == sequence->n_pending();
+  plan_.chunks.push_back({sequence, sequence->n_computed, static_cast<int>(n_tokens), samples});
   plan_.n_tokens += static_cast<int>(n_tokens);
 }
 
 void Scheduler::commit(const Chunk& chunk) {
-  commit_tokens(chunk.sequence, chunk.begin + chunk.n_tokens);
+  Sequence* sequence = chunk.sequence;
+  if (chunk.samples) sequence->n_unknown--;
+  if (sequence->state == SequenceState::kRunning) publish(sequence, chunk.begin + chunk.n_tokens);
 }
 
 void Scheduler::postpone(const Chunk& chunk) {
-  commit_tokens(chunk.sequence, chunk.begin + chunk.n_tokens - 1);
+  Sequence* sequence = chunk.sequence;
+  sequence->n_unknown--;
+  if (sequence->state != SequenceState::kRunning) return;
+  sequence->n_computed = chunk.begin + chunk.n_tokens - 1;
+  publish(sequence, sequence->n_computed);
 }
 
-void Scheduler::commit_tokens(Sequence* sequence, int64_t n_computed) {
-  sequence->n_computed = n_computed;
+// Makes the full blocks among the first n_done tokens findable.
+void Scheduler::publish(Sequence* sequence, int64_t n_done) {
   if (prefix_cache_ == nullptr) return;
-  const int64_t n_full = sequence->n_computed / limits_.block_size;
+  const int64_t n_full = n_done / limits_.block_size;
   for (; sequence->n_published < n_full; sequence->n_published++) {
     const size_t block = static_cast<size_t>(sequence->n_published);
     const std::span<const int32_t> tokens(sequence->tokens.data() + sequence->n_published * limits_.block_size,
@@ -205,7 +215,7 @@ void Scheduler::check(int n_held) const {
   std::unordered_map<BlockId, int> references;
   for (const Sequence* sequence : running_) {
     if (sequence->state != SequenceState::kRunning) fail("a running sequence is in another state");
-    if (sequence->n_computed > static_cast<int64_t>(sequence->tokens.size())) fail("more computed than known tokens");
+    if (sequence->n_computed > sequence->length()) fail("more computed than known tokens");
     if (static_cast<int64_t>(sequence->blocks.size()) < blocks_for(sequence->n_computed))
       fail("computed tokens lack blocks");
     for (const BlockId block : sequence->blocks) references[block]++;

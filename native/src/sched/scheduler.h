@@ -59,13 +59,16 @@ class Scheduler {
   int n_running() const { return static_cast<int>(running_.size()); }
   int max_running() const { return max_running_; }
 
-  // The next step. Valid until the next call; no chunk if nothing can run now.
+  // The next step; no chunk if nothing can run now. The plan counts its chunks as computed: the next one may be planned
+  // before this one's results are known, and then continues sequences by their unknown token. Valid until the next
+  // call.
   const StepPlan& plan();
-  // One of the two is to be called for each chunk of the plan, once computed, unless its sequence was removed
-  // meanwhile. The chunk's KV is in the blocks; the engine then appends the token if the chunk samples one.
+  // One of the two is to be called for each chunk of the plan, in the order of plans, once its results are there,
+  // unless its sequence was removed meanwhile. The chunk's KV is in the blocks; the engine then appends the token if
+  // the chunk samples one.
   void commit(const Chunk& chunk);
   // The chunk's token could not be sampled: its last position is computed again in the next step, and so its block is
-  // not shared before that.
+  // not shared before that. No later chunk of the sequence may be planned already.
   void postpone(const Chunk& chunk);
 
   // Throws Error(kInternal) if blocks and sequences disagree. n_held: blocks that others took from the pool.
@@ -87,7 +90,7 @@ class Scheduler {
   void preempt(Sequence* sequence);
   void release_blocks(Sequence* sequence);
   void add_chunk(Sequence* sequence);
-  void commit_tokens(Sequence* sequence, int64_t n_computed);
+  void publish(Sequence* sequence, int64_t n_done);
   int64_t n_shared_blocks(const Sequence* sequence) const;
   int64_t blocks_for(int64_t n_tokens) const { return (n_tokens + limits_.block_size - 1) / limits_.block_size; }
 

@@ -32,16 +32,20 @@ struct Sequence {
   bool reads_prefix_cache = true;
   std::string cache_salt;
   std::shared_ptr<SequenceGroup> group;  // this sequence and its siblings that have not ended
+  int64_t max_length = INT64_MAX;        // prompt and output at most; no step is planned beyond it
 
   // Kept by the scheduler.
   SequenceState state = SequenceState::kNew;
-  int64_t n_computed = 0;       // tokens whose KV is in the blocks: positions 0..n_computed-1
+  int64_t n_computed = 0;       // tokens whose KV is in the blocks, or will be when the planned steps are done
+  int n_unknown = 0;            // tokens after `tokens` that planned steps sample: known once those are done
   std::vector<BlockId> blocks;  // block j holds positions j * block_size ..
   int64_t n_published = 0;      // leading blocks whose content is in the prefix cache (or equal to one there)
   EntryId last_entry = kRoot;   // entry of block n_published - 1
   int64_t n_cached = 0;         // tokens that the last admission found in the prefix cache
 
-  int64_t n_pending() const { return static_cast<int64_t>(tokens.size()) - n_computed; }
+  // Tokens, unknown ones included.
+  int64_t length() const { return static_cast<int64_t>(tokens.size()) + n_unknown; }
+  int64_t n_pending() const { return length() - n_computed; }
   int64_t n_output() const { return static_cast<int64_t>(tokens.size()) - n_prompt; }
 };
 

@@ -5,11 +5,18 @@
 // table; its logits are a function of the hash. Sampling is the CPU backend's own. Faults can be planted: an exception
 // in a chosen step, NaN from a chosen layer on for texts with a chosen token, and a hook that runs at each step's
 // begin.
+//
+// With the environment variable QWEN3_TOY_ASYNC=1 it behaves like an asynchronous device: results appear only when they
+// are waited for, and tokens that the host does not know yet pass from step to step. `make test-native` runs the
+// engine's tests both ways.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -113,7 +120,9 @@ class ToyOps final : public qwen3::Ops {
     layer_++;
     slot_bytes_ = static_cast<size_t>(args.n_kv_heads) * static_cast<size_t>(args.head_dim) * sizeof(qwen3::bf16);
     for (int row = 0; row < args.batch->n_tokens; row++) {
-      const int32_t entry[2] = {args.batch->token_ids[row], args.batch->positions[row]};
+      const int32_t id = args.batch->token_ids[row];
+      const int32_t token = id >= 0 ? id : last_tokens_.at(static_cast<size_t>(-1 - id));
+      const int32_t entry[2] = {token, args.batch->positions[row]};
       std::memcpy(slot(args.kv, *args.batch, args.batch->seq_of[row], args.batch->positions[row]), entry, sizeof entry);
     }
   }
@@ -157,12 +166,31 @@ class ToyOps final : public qwen3::Ops {
   void gate_up(const qwen3::GateUpArgs&) override {}
   void sample(const qwen3::SampleArgs& args) override {
     if (faults_->on_sample) faults_->on_sample();
-    cpu_.sample(args);
+    if (!asynchronous()) return cpu_.sample(args);
+    Pending pending{std::vector<qwen3::SampleResult>(args.rows.size()), args.results, n_marks_ + 1};
+    qwen3::SampleArgs now = args;
+    now.results = pending.values;
+    cpu_.sample(now);
+    last_tokens_.resize(static_cast<size_t>(args.first_row));
+    for (const qwen3::SampleResult& result : pending.values) last_tokens_.push_back(result.token);
+    pending_.push_back(std::move(pending));
+  }
+  bool asynchronous() const override { return asynchronous_; }
+  uint64_t mark() override { return ++n_marks_; }
+  void wait_for(uint64_t mark) override {
+    for (; !pending_.empty() && pending_.front().mark <= mark; pending_.pop_front())
+      std::copy(pending_.front().values.begin(), pending_.front().values.end(), pending_.front().results.begin());
   }
   void download(std::span<float> out, const float* device) override { cpu_.download(out, device); }
-  void wait() override { cpu_.wait(); }
+  void wait() override { wait_for(n_marks_ + 1); }
 
  private:
+  struct Pending {
+    std::vector<qwen3::SampleResult> values;
+    std::span<qwen3::SampleResult> results;  // where the host wants them
+    uint64_t mark;                           // the one that covers them
+  };
+
   char* slot(const qwen3::KvLayer& kv, const qwen3::BatchView& batch, int seq, int32_t position) const {
     const int32_t block = batch.block_tables[seq * batch.max_blocks + position / qwen3::kBlockSize];
     return reinterpret_cast<char*>(kv.k) +
@@ -177,6 +205,10 @@ class ToyOps final : public qwen3::Ops {
   std::vector<int32_t> logit_rows_;
   std::vector<uint64_t> hashes_;
   std::vector<char> poisoned_;
+  const bool asynchronous_ = std::getenv("QWEN3_TOY_ASYNC") != nullptr;
+  std::vector<int32_t> last_tokens_;  // by row of the last sampled step
+  std::deque<Pending> pending_;
+  uint64_t n_marks_ = 0;
 };
 
 // The model directory that goes with it: model_dir's smallest checkpoint with kVocab ids.

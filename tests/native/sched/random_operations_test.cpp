@@ -184,6 +184,7 @@ class World {
       }
       scheduler_.commit(chunk);
       CHECK_EQ(actor.n_computed, chunk.begin + chunk.n_tokens);
+      CHECK_EQ(actor.n_unknown, 0);
       if (!chunk.samples) continue;
       append(actor, below(2));
       if (actor.n_output() == actor.target) {
@@ -204,8 +205,9 @@ class World {
       CHECK(planned.insert(&s).second);
       CHECK(s.state == SequenceState::kRunning);
       CHECK(chunk.n_tokens >= 1);
-      CHECK_EQ(chunk.begin, s.n_computed);
       const int64_t end = chunk.begin + chunk.n_tokens;
+      CHECK_EQ(s.n_computed, end);
+      CHECK_EQ(s.n_unknown, chunk.samples ? 1 : 0);
       CHECK(end <= static_cast<int64_t>(s.tokens.size()));
       CHECK_EQ(chunk.samples, end == static_cast<int64_t>(s.tokens.size()));
       CHECK(static_cast<int64_t>(s.blocks.size()) * kTestBlock >= end);
