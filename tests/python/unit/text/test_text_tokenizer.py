@@ -318,6 +318,7 @@ def test_cutting_a_text_does_not_change_its_tokens(words: list[str]) -> None:
     text = "".join(words)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "_PIECE_CHARACTERS", 1)
+        patch.setattr(tokenizer_module, "_GROUP_CHARACTERS", 3)
         assert "".join(tokenizer_module._cut(text)) == text
         plain, raw = tokenizer.encode_plain(text), tokenizer.encode_raw(text)
     assert plain == tokenizer._plain.encode(text, add_special_tokens=False).ids
