@@ -97,7 +97,7 @@ class LoadedModel:
                 engine.close()
             if isinstance(error, EngineError) and error.status == Status.INVALID_ARGUMENT:
                 _raise_vocab_mismatch(directory, n_token_ids or 0)
-                raise EngineError(error.status, _in_flags(str(error))) from None
+                raise EngineError(error.status, in_flags(str(error))) from None
             raise
         phases["total"] = time.perf_counter() - begin
         return cls(
@@ -174,7 +174,7 @@ _FLAGS = {
 }
 
 
-def _in_flags(sentence: str) -> str:
+def in_flags(sentence: str) -> str:
     """An engine's sentence about an option, with the flag's name in place of the option's."""
     sentence = sentence.removeprefix("option ")
     names = "|".join(name for name in _FLAGS if "_" in name)

@@ -199,3 +199,11 @@ def test_memory(tmp_path: Path) -> None:
     for broken in ("MemAvailable: x kB\n", "MemAvailable:\n", "MemTotal: 1 kB\n"):
         meminfo.write_text(broken)
         assert memory_available(meminfo) is None
+
+
+def test_what_the_engine_refuses_is_said_in_flags(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Any:
+        raise EngineError(Status.INVALID_ARGUMENT, "max_context is 9; extend it with yarn_factor.")
+
+    monkeypatch.setattr(FakeEngine, "open", refuse)
+    assert "--max-ctx is 9; extend it with --yarn." in to_text(describe(model_dir, EngineOptions()))
