@@ -20,6 +20,9 @@ _MAX_STOPS = 64
 _MAX_STOP_CHARS = 4096
 _INT32_MAX = 2**31 - 1
 _UINT64_MASK = 2**64 - 1
+# The engine's own limits, checked here so that the error names the field; it computes in float32.
+_MAX_TEMPERATURE = 1e6
+_MIN_FLOAT32, _MAX_FLOAT32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +75,16 @@ def with_defaults(params: GenerationParams, defaults: SamplingDefaults) -> Gener
 
 def check_params(params: GenerationParams, n_token_ids: int) -> None:
     """Raises RequestError naming the first field that is out of range. Lengths are checked by the runtime."""
-    _range("temperature", params.temperature, 0.0, None)
+    _range("temperature", params.temperature, 0.0, _MAX_TEMPERATURE)
     _range("top_p", params.top_p, 0.0, 1.0)
     _range("min_p", params.min_p, 0.0, 1.0)
     _range("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     penalty = params.repetition_penalty
-    if penalty is not None and not (0.0 < penalty < math.inf):
-        raise RequestError(f"repetition_penalty must be above 0, got {penalty}.", "repetition_penalty")
+    if penalty is not None and not (_MIN_FLOAT32 <= penalty <= _MAX_FLOAT32):
+        raise RequestError(
+            f"repetition_penalty must be above 0 and a 32-bit number, got {penalty}.", "repetition_penalty"
+        )
     if params.top_k is not None and params.top_k < -1:
         raise RequestError(f"top_k must be -1 or 0 (off) or at least 1, got {params.top_k}.", "top_k")
     _integers("max_tokens", params.max_tokens, 0 if params.prompt_logprobs else 1, None)

@@ -7,6 +7,7 @@ body.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 import traceback
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 RECORD_KEY = "qwen3.record"
 _MAX_REQUEST_ID = 128
+# uvloop's words for a write to a socket that has just been closed, before the protocol has been told.
+_CLOSED_SOCKET = "the handler is closed"
 _LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 # Routes as /metrics labels: an unknown path is "other", so that a scanner cannot fill the memory with labels.
 _OTHER = "other"
@@ -107,7 +110,13 @@ class AccessLog:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message["headers"], stamp]
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                if _CLOSED_SOCKET not in str(error):
+                    raise
+                while not record.client_gone:
+                    await watched_receive()
 
         async def watched_receive() -> Any:
             incoming = await receive()
@@ -118,6 +127,9 @@ class AccessLog:
         self._observations.n_open += 1
         try:
             await self._app(scope, watched_receive, stamped_send)
+        except asyncio.CancelledError:  # the server ends, and this client has not read its reply
+            record.client_gone = True
+            raise
         except Exception as error:
             self._log.write(
                 "error", "error", request_id=record.request_id, error=repr(error), traceback=traceback.format_exc()

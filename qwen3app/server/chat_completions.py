@@ -14,7 +14,7 @@ from litestar import Request, post
 
 from qwen3app.errors import RequestError
 from qwen3app.runtime import ChoiceDelta, Generation
-from qwen3app.runtime.params import GenerationParams
+from qwen3app.runtime.params import MAX_TOP_LOGPROBS, GenerationParams
 from qwen3app.server.access_log import record_of
 from qwen3app.server.openai_errors import ApiError
 from qwen3app.server.replies import (
@@ -59,8 +59,8 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
     def render() -> Any:
         return model.template.render(
             body.messages,
-            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-            continue_final_message=body.continue_final_message,
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
             template_kwargs=kwargs,
         )
 
@@ -87,6 +87,10 @@ def chat_params(body: ChatBody) -> GenerationParams:
         raise RequestError(f"{name} must be at least 1, got {max_tokens}.", name)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs true.", "top_logprobs")
+    for name in ("top_logprobs", "prompt_logprobs"):
+        value = getattr(body, name)
+        if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
+            raise RequestError(f"{name} must be from 0 to {MAX_TOP_LOGPROBS}, got {value}.", name)
     top = body.prompt_logprobs or 0
     return sampling_params(
         body,

@@ -36,6 +36,8 @@ FAILED_SECONDS = 10.0
 # After the answers have ended, how long slow readers get for the last bytes.
 _FLUSH_SECONDS = 3
 _BACKLOG = 2048
+# Request line and headers together; the body has --max-body-mb.
+_MAX_HEAD_BYTES = 256 * 1024
 
 
 def run_server(settings: ServeSettings) -> int:
@@ -183,7 +185,6 @@ class Life:
         """Serves to the end. Raises what loading raised."""
         import uvicorn
         import uvicorn.lifespan.off  # uvicorn finds it by name, which a packer of executables cannot see
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
         from qwen3app.server.app import make_app
 
@@ -191,7 +192,7 @@ class Life:
         config = uvicorn.Config(
             make_app(self.state, self._log),
             loop="none",
-            http=HttpToolsProtocol,
+            http=_protocol(),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -315,6 +316,34 @@ class Life:
         self._server.should_exit = True
 
 
+def _protocol() -> type[asyncio.Protocol]:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class BoundedHeadProtocol(HttpToolsProtocol):
+        """uvicorn's protocol with a bound on the head of a request, which would otherwise be stored without end."""
+
+        _in_head = True
+        _head_bytes = 0
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if not self._in_head or self.transport.is_closing():
+                return
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self.send_400_response("The head of the request is too large.")
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._in_head, self._head_bytes = True, 0
+
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            super().on_headers_complete()
+
+    return BoundedHeadProtocol
+
+
 def _make_server(config: Any) -> Any:
     import uvicorn
 
@@ -337,6 +366,8 @@ def _route_logging(log: Log) -> None:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError):
+                return  # a slow reader cut off at the end, which uvicorn also says in one sentence for all
             level = record.levelname.lower()
             log.write("log", level if level in LOG_LEVELS else "error", logger=record.name, message=record.getMessage())
 

@@ -74,8 +74,8 @@ class ChatBody(SamplingBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None  # null: yes
+    continue_final_message: bool | None = None  # null: no
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
@@ -101,8 +101,8 @@ class TokenizeBody(msgspec.Struct):
     prompt: str | None = None
     messages: Any = None
     tools: list[Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None  # null: yes
+    continue_final_message: bool | None = None  # null: no
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     add_special_tokens: bool | None = None  # ignored: Qwen3's tokenizer adds none

@@ -34,8 +34,8 @@ async def tokenize(request: Request[Any, Any, Any]) -> Reply:
         return model.template.render(
             body.messages,
             tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-            continue_final_message=body.continue_final_message,
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
             template_kwargs=kwargs,
         ).ids
 

@@ -134,11 +134,18 @@ async def test_b68_values_out_of_range_are_400(text_parts: TextParts) -> None:
     async with serving(make_model(text_parts, engine)) as server:
         wrong = [
             ({"temperature": -1}, "temperature"),
+            ({"temperature": 1e39}, "temperature"),  # infinite in float32
+            ({"repetition_penalty": 0}, "repetition_penalty"),
+            ({"repetition_penalty": 1e-46}, "repetition_penalty"),  # zero in float32
+            ({"repetition_penalty": 1e39}, "repetition_penalty"),
             ({"top_p": 2}, "top_p"),
             ({"min_p": 1.5}, "min_p"),
             ({"n": 0}, "n"),
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+            ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
             ({"top_logprobs": 2}, "top_logprobs"),
+            ({"prompt_logprobs": 21}, "prompt_logprobs"),
+            ({"prompt_logprobs": -1}, "prompt_logprobs"),
             ({"logit_bias": {"x": 1}}, "logit_bias"),
             ({"logit_bias": {"9999": 1}}, "logit_bias"),
             ({"stop": [""]}, "stop[0]"),
@@ -155,6 +162,22 @@ async def test_b68_values_out_of_range_are_400(text_parts: TextParts) -> None:
             assert error["type"] == "invalid_request_error" and error["message"].endswith(".")
         for temperature in (0, 1e-4, 1e-10, 2, 100):
             assert (await server.chat({"temperature": temperature, "top_k": 10**9, "top_p": 0})).status_code == 200
+
+
+async def test_b73_null_means_the_default(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, "a"))
+    async with serving(make_model(text_parts, engine)) as server:
+        assert (await server.chat({})).status_code == 200
+        body = {"add_generation_prompt": None, "continue_final_message": None, "seed": None, "stop": None}
+        assert (await server.chat(body)).status_code == 200
+        messages = [{"role": "user", "content": "hi"}]
+        replies = [
+            (await server.post("/tokenize", {"messages": messages, **more})).json()["tokens"]
+            for more in ({}, {"add_generation_prompt": None, "continue_final_message": None})
+        ]
+    first, second = engine.requests.values()
+    assert first.prompt == second.prompt
+    assert replies[0] == replies[1] == list(first.prompt)
 
 
 async def test_sampling_reaches_the_engine(text_parts: TextParts) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import signal
 import socket
 from typing import Any
@@ -15,6 +17,7 @@ from serving import FakeLoader, TestServer, TextParts, events_of, make_model, se
 
 from qwen3app.errors import ModelError, UsageError
 from qwen3app.server import main
+from qwen3app.server.access_log import AccessLog, HttpObservations, Log
 from qwen3app.server.main import bind
 from qwen3app.server.metrics import _COUNTERS, _GAUGES, _HISTOGRAMS
 
@@ -397,3 +400,61 @@ async def test_a_client_that_leaves_while_it_sends(
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert not any(line["level"] == "error" for line in lines)
     assert [line["status"] for line in lines if line["event"] == "request"] == [499]
+
+
+async def test_a_socket_that_closes_under_the_reply_is_a_client_that_left(capfd: pytest.CaptureFixture[str]) -> None:
+    n_received = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        nonlocal n_received
+        n_received += 1
+        if n_received == 1:
+            return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    observations = HttpObservations()
+    log = AccessLog(app, Log("info"), observations)
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": None}
+    await log(scope, receive, send)
+    (line,) = [json.loads(each) for each in capfd.readouterr().err.splitlines()]
+    assert line["status"] == 499
+    assert observations.requests["other", "GET", "499"] == 1 and observations.n_open == 0
+
+
+@pytest.mark.parametrize("chunk", [b"x-more: " + b"a" * 8000 + b"\r\n", b"a" * 8000], ids=["headers", "one header"])
+async def test_a_head_without_end_is_cut_off(text_parts: TextParts, chunk: bytes) -> None:
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, "a")))) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-first: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2 * main._MAX_HEAD_BYTES // len(chunk)):
+                writer.write(chunk)
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):  # what it had sent may meet a closed socket
+            assert b"400 Bad Request" in await reader.read()
+        writer.close()
+        # a long head, and a body far beyond the head's bound on the same connection, are fine
+        headers = {"x-long": "a" * (main._MAX_HEAD_BYTES // 2)}
+        body = {"prompt": "hi", "user": "a" * (2 * main._MAX_HEAD_BYTES), "max_tokens": 1}
+        assert (await server.post("/v1/completions", body, headers=headers)).status_code == 200
+        assert (await server.client.get("/health", headers=headers)).status_code == 200
+
+
+def test_a_reader_cut_off_at_the_end_is_no_bug(capfd: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        main._route_logging(Log("info"))
+        for error in (asyncio.CancelledError(), ValueError("a bug")):
+            logging.getLogger("uvicorn.error").error("Exception in ASGI application", exc_info=error)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["level"] == "error"
