@@ -50,6 +50,7 @@ test: lint test-native test-fuzz test-abi coverage test-e2e ## everything that C
 test-native: build-coverage ## C++ unit tests (an instrumented build, so that coverage can be read)
 	@find build/coverage -name '*.gcda' -delete
 	@build/coverage/native_tests
+	@QWEN3_TOY_ASYNC=1 build/coverage/native_tests engine
 
 .PHONY: test-fuzz
 test-fuzz: build-sanitize ## the file parsers under AddressSanitizer and UBSan, FUZZ_SECONDS each
