@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.session import ChatSession
-from qwen3app.chat.settings import SETTINGS, find_setting, set_value
+from qwen3app.chat.settings import ALIASES, BY_NAME, SETTINGS, Setting, find_setting, set_value
 
 
 class Leave(Exception):
@@ -39,6 +39,8 @@ class Commands:
         if method is None:
             close = difflib.get_close_matches(name, self._methods, n=1)
             hint = f"did you mean /{close[0]}?" if close else "/help lists the commands."
+            if name in BY_NAME or name in ALIASES:
+                hint = f"did you mean /set {name}?"
             raise ChatError(f"Unknown command /{name}; {hint} (Begin with // to send a text that starts with a slash.)")
         method(argument.strip())
 
@@ -104,12 +106,12 @@ class Commands:
             setting = find_setting(name)
             raise ChatError(f"/set {setting.name} needs a value ({setting.help}), or `default`.")
         setting = set_value(self._session.settings, name, value)
-        self._renderer.notice(f"{setting.name} = {self._shown(setting.field)}")
+        self._renderer.notice(f"{setting.name} = {self._shown(setting)}")
 
     def cmd_show(self, argument: str) -> None:
         """/show: the settings, the model and how full the context is."""
         session, info = self._session, self._session.model.info
-        rows = [(setting.name, self._shown(setting.field)) for setting in SETTINGS]
+        rows = [(setting.name, self._shown(setting)) for setting in SETTINGS]
         rows.append(("think", f"{'on' if session.think else 'off'}, {self._thoughts()}"))
         rows.append(("model", f"{session.model.name} on {info.device} ({info.kernels})"))
         used = session.stats.prompt_tokens + session.stats.tokens if session.messages else 0
@@ -132,12 +134,12 @@ class Commands:
     def _thoughts(self) -> str:
         return "thoughts shown" if self._renderer.show_thinking else "thoughts hidden"
 
-    def _shown(self, field: str) -> str:
-        value = getattr(self._session.settings, field)
+    def _shown(self, setting: Setting) -> str:
+        value = getattr(self._session.settings, setting.field)
         if value is not None:
             return repr(value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
-        default = self._session.effective(field)
-        return "default" if default is None else f"{default:g} (the model's default)"
+        default = self._session.effective(setting.field)
+        return setting.unset if default is None else f"{default:g} (the model's default)"
 
 
 def _summary(method: Callable[[str], None]) -> str:

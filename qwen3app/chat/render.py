@@ -40,13 +40,13 @@ def stats_line(stats: TurnStats) -> str:
     return "[" + " · ".join(parts) + "]"
 
 
-def cut_sentence(stats: TurnStats) -> str | None:
-    """Why an answer is incomplete, or None."""
+def cut_sentence(stats: TurnStats, how: str) -> str | None:
+    """Why an answer is incomplete, or None. how: what raises max_tokens here, a command or a flag."""
     if stats.finish != "length":
         return None
     if stats.context_full:
         return "The context is full and the answer is cut: /reset begins a new conversation, --max-ctx makes room."
-    return f"The answer is cut after {stats.tokens} tokens: raise max_tokens for longer ones."
+    return f"The answer is cut after {stats.tokens} tokens: raise max_tokens for longer ones ({how})."
 
 
 class Renderer:
@@ -82,7 +82,7 @@ class Renderer:
         """Ends the answer with its line of numbers, and says why it is incomplete if it is."""
         self._end_line()
         self._kind = None
-        if sentence := cut_sentence(stats):
+        if sentence := cut_sentence(stats, "/set max_tokens N"):
             self.notice(sentence)
         self.notice(stats_line(stats))
 

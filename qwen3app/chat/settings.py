@@ -23,6 +23,7 @@ class Setting:
     field: str  # attribute of ChatSettings
     parse: Callable[[str], Value]  # raises ValueError with the range as its text
     help: str
+    unset: str = "off"  # what /show says where neither the user nor the model has a value
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ def _text(text: str) -> Value:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("temp", "temperature", _number(0, 100), "temperature; 0 always takes the likeliest token"),
+    Setting("temp", "temperature", _number(0, 100), "temperature; 0 always takes the likeliest token", "1"),
     Setting(
         "top_p", "top_p", _number(0, 1), "keep the likeliest tokens that reach this probability together; 1 is off"
     ),
@@ -82,11 +83,17 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "min_p", "min_p", _number(0, 1), "keep tokens with this share of the likeliest one's probability; 0 is off"
     ),
-    Setting("seed", "seed", _integer(0, 2**63 - 1, "2^63-1"), "equal seeds give equal answers"),
     Setting(
-        "max_tokens", "max_tokens", _integer(1, 2**31 - 1, "2^31-1"), "most tokens of one answer, thoughts included"
+        "seed", "seed", _integer(0, 2**63 - 1, "2^63-1"), "equal seeds give equal answers", "a new one for each answer"
     ),
-    Setting("system", "system", _text, "the system prompt"),
+    Setting(
+        "max_tokens",
+        "max_tokens",
+        _integer(1, 2**31 - 1, "2^31-1"),
+        "most tokens of one answer, thoughts included",
+        "what the context holds",
+    ),
+    Setting("system", "system", _text, "the system prompt", "none"),
     Setting("repetition_penalty", "repetition_penalty", _number(0, 100, above=True), "above 1: repeat less; 1 is off"),
     Setting("presence_penalty", "presence_penalty", _number(-2, 2), "above 0: avoid tokens of the answer so far"),
     Setting("frequency_penalty", "frequency_penalty", _number(-2, 2), "above 0: avoid its frequent tokens more"),

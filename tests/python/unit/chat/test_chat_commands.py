@@ -53,7 +53,7 @@ def test_set_and_show(commands: Commands, session: ChatSession, screen: io.Strin
     text = screen.getvalue()
     assert "temp = 0.25" in text and "seed = 7" in text
     assert "top_p               0.95 (the model's default)" in text
-    assert "min_p               default" in text
+    assert "min_p               off" in text and "max_tokens          what the context holds" in text
     assert "model               tiny on cpu (avx2)" in text
     assert "context             0 of 1000 tokens, 0 turns" in text
     commands.run("/set temp default")
@@ -70,6 +70,7 @@ def test_set_and_show(commands: Commands, session: ChatSession, screen: io.Strin
         ("/exi", "did you mean /exit"),
         ("/zzzz", "/help lists"),
         ("/", "Unknown command /;"),
+        ("/temp 1", "did you mean /set temp?"),
         ("/usr/bin/x is what?", "Begin with //"),
         ("/run", "Unknown command"),  # methods without cmd_ are no commands
     ],

@@ -68,9 +68,9 @@ def test_line_of_numbers() -> None:
 
 
 def test_a_cut_answer_says_why() -> None:
-    assert cut_sentence(TurnStats(finish="stop")) is None
-    assert "max_tokens" in str(cut_sentence(TurnStats(finish="length", tokens=5)))
-    assert "/reset" in str(cut_sentence(TurnStats(finish="length", context_full=True)))
+    assert cut_sentence(TurnStats(finish="stop"), "--x") is None
+    assert str(cut_sentence(TurnStats(finish="length", tokens=5), "--x N")).endswith("(--x N).")
+    assert "/reset" in str(cut_sentence(TurnStats(finish="length", context_full=True), "--x"))
 
 
 def test_the_reason_stands_before_the_numbers(renderer: Renderer, screen: io.StringIO) -> None:
@@ -78,3 +78,4 @@ def test_the_reason_stands_before_the_numbers(renderer: Renderer, screen: io.Str
     renderer.piece(Piece("answer", "A"))
     renderer.end(TurnStats(finish="length", tokens=5))
     assert screen.getvalue().splitlines()[1].startswith("The answer is cut after 5 tokens")
+    assert "/set max_tokens N" in screen.getvalue()
