@@ -156,7 +156,8 @@ def _run_verify(args: argparse.Namespace) -> int:
 COMMANDS = {
     "serve": Command(
         "serve the model over HTTP, as OpenAI's API does",
-        "Serves one model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.",
+        "Serves one model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, "
+        "/tokenize, /detokenize, /health, /metrics.",
         _add_serve_arguments,
         _run_serve,
     ),

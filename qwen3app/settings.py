@@ -200,7 +200,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "0.0.0.0 for all interfaces)",
     )
     group.add_argument(
-        "--port", type=_integer(0, 65535), default=None, help=f"port to listen on, 0 for a free one ({DEFAULT_PORT})"
+        "--port",
+        type=_integer(0, 65535),
+        default=None,
+        help=f"port to listen on, 0 for a free one (default: {DEFAULT_PORT})",
     )
     group.add_argument(
         "--served-model-name", type=_name, metavar="NAME", help="model name in the API (default: the directory's name)"

@@ -217,7 +217,11 @@ def to_text(description: dict[str, Any]) -> str:
             ("KV pool", f"{format_bytes(machine['kv_bytes'])}: {machine['kv_tokens']:,} tokens"),
             ("workspace", format_bytes(machine["workspace_bytes"])),
             ("longest request", f"{machine['max_context']:,} of the model's {machine['model_max_context']:,} tokens"),
-            ("at once", f"{full:,} such request{'' if full == 1 else 's'}, up to {machine['slots']} shorter ones"),
+            (
+                "at once",
+                f"{full:,} such request{'' if full == 1 else 's'}"
+                + (f", up to {machine['slots']:,} shorter ones" if full < machine["slots"] else ""),
+            ),
         ]
     parts = [(model["directory"], is_rows), ("Needs", needs_rows), ("Gets on this machine", here_rows)]
     width = max(len(name) for _, rows in parts for name, _ in rows)

@@ -126,6 +126,11 @@ def test_a_model_that_runs(model_dir: Path) -> None:
         "2 such requests, up to 32 shorter ones",
     ):
         assert part in text, part
+    found["machine"]["full_requests"] = 32
+    at_once = next(line for line in to_text(found).splitlines() if "at once" in line)
+    assert at_once.split(maxsplit=2)[2] == "32 such requests", (
+        "shorter ones are no more when every slot holds a full one"
+    )
 
 
 def test_text_and_json(model_dir: Path) -> None:
