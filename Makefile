@@ -32,7 +32,7 @@ demo: build $(DEMO_MODEL)/config.json ## build, make a small checkpoint with ran
 	else $(VENV)/bin/qwen3-8b chat --model $(DEMO_MODEL) --max-tokens 40 --once "Hello" </dev/null; fi
 
 $(DEMO_MODEL)/config.json: build_tools/make_checkpoint.py | $(VENV)/.stamp-build
-	@$(PYTHON_BIN) build_tools/make_checkpoint.py --out $(DEMO_MODEL) --shape tiny
+	@$(PYTHON_BIN) build_tools/make_checkpoint.py --out $(DEMO_MODEL) --shape tiny >/dev/null
 	@touch $@
 
 .PHONY: dist

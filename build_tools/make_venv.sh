@@ -27,6 +27,7 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 command -v "${CXX:-g++}" >/dev/null || fail "g++ is needed and was not found; install it (Debian, Ubuntu: apt install g++) and run make again"
 
+echo "make: installing the pinned packages into $venv (once; a minute or a few)" >&2
 requirements=$(mktemp)
 trap 'rm -f "$requirements"' EXIT
 "$venv/bin/python" "$here/requirements.py" "$@" >"$requirements"
