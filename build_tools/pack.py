@@ -200,8 +200,13 @@ def run_pyinstaller(library: Path, work: Path) -> Path:
         str(work / "pyinstaller"),
         str(ROOT / "build_tools" / "qwen3-8b.spec"),
     ]
-    if subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode != 0:
-        raise fail("PyInstaller failed (see above)")
+    # It warns of imports that packages try and do without; what it says matters only when it fails.
+    result = subprocess.run(
+        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    (work / "pyinstaller.log").write_text(result.stdout, encoding="utf-8")
+    if result.returncode != 0:
+        raise fail(f"PyInstaller failed:\n{result.stdout}")
     return work / "folder" / "qwen3-8b"
 
 
@@ -270,6 +275,7 @@ def main(arguments: list[str]) -> int:
     (out / "qwen3.pc").write_text(pkg_config(project_version()), encoding="utf-8")
 
     check_python()
+    print("pack.py: packing, which takes half a minute", flush=True)
     folder = run_pyinstaller(stripped, work)
     collect_licences(folder)
     build_launcher(work / "launcher")
