@@ -1,0 +1,64 @@
+// The CUDA backend's kernels as host functions: one per op, the twins of the CPU backend's ops.
+//
+// Each function launches its kernels on ctx.stream and returns. None synchronises, allocates, or reads device memory,
+// so any of them can be captured in a CUDA graph; grids follow from numbers that the host knows. All pointers inside
+// the Args are device memory (SampleArgs excepted, see sample.cu). Runs on the engine's worker thread.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/ops.h"
+
+namespace qwen3::cuda {
+
+struct Context {
+  cudaStream_t stream;
+  int sm_count;
+  bool hopper;  // use the sm_90a kernels
+  bool pdl;     // programmatic dependent launch (sm_90 and newer)
+};
+
+// Throws Error(kDeviceError) saying which action failed and why.
+void check(cudaError_t error, const char* what);
+
+// last_tokens: tokens of the rows of the last sampled step, for ids below 0; may be nullptr if there are none.
+void embed(const EmbedArgs& args, const int32_t* last_tokens, const Context& ctx);
+void rms_norm(const RmsNormArgs& args, const Context& ctx);
+void linear(const LinearArgs& args, const Context& ctx);
+void gate_up(const GateUpArgs& args, const Context& ctx);
+void qk_norm_rope(const QkNormRopeArgs& args, const Context& ctx);
+
+// ---- packed weights (pack.cu). Columns are padded with zeros to a multiple of 64, rows to a multiple of 16. The
+// matrix is cut in blocks of 16 rows x 64 columns = 2,048 bytes, in the order [rows / 16][columns / 64]; inside a block
+// [2 groups of 8 rows][8 chunks of 8 columns][8 rows][8 columns]. kConcat keeps the order of the rows; kGateUp puts
+// 8 gate rows and the 8 up rows of the same outputs in one block.
+inline constexpr int kPackRows = 16;
+inline constexpr int kPackCols = 64;
+inline constexpr int kPackBlockBytes = kPackRows * kPackCols * 2;
+
+inline int pack_col_blocks(int n_in) {
+  return (n_in + kPackCols - 1) / kPackCols;
+}
+// Row tiles of 16 of a packed weight whose parts have n_out rows together.
+inline int pack_row_tiles(int n_out, LinearLayout layout) {
+  return layout == LinearLayout::kGateUp ? (n_out / 2 + 7) / 8 : (n_out + kPackRows - 1) / kPackRows;
+}
+inline size_t packed_bytes(int n_out, int n_in, LinearLayout layout) {
+  return static_cast<size_t>(pack_row_tiles(n_out, layout)) * pack_col_blocks(n_in) * kPackBlockBytes;
+}
+
+struct PackArgs {
+  const bf16* rows;  // [n_rows, n_in] bf16 row-major, device memory
+  int n_rows;        // rows in this call
+  int first_row;     // their place in the part
+  int n_in;
+  LinearLayout layout;
+  int part_offset;  // kConcat: rows of the parts before this one; kGateUp: 0 for gate, 1 for up
+  bf16* packed;     // the whole packed weight; the caller has zeroed it, for the padding
+};
+void pack(const PackArgs& args, const Context& ctx);
+
+}  // namespace qwen3::cuda

@@ -1,0 +1,65 @@
+// The ops linear and gate_up: checks shapes and picks the kernel by the number of rows and the device. All kernels give
+// the same bits (linear_kernels.h), so the borders below are only about speed.
+#include <string>
+
+#include "backend/cuda/linear_kernels.h"
+#include "base/error.h"
+
+namespace qwen3::cuda {
+namespace {
+
+// Rows up to which linear_decode is the fastest; measured on an H200, native/bench/LOG.md. Elsewhere: its limit.
+constexpr int kHopperDecodeRows = 16;
+
+LinearCall make_call(LinearMode mode, const bf16* x, int n_rows, const LinearWeight& weight) {
+  if (weight.n_in % 8 != 0) {
+    throw Error(Status::kUnsupported, "a weight has " + std::to_string(weight.n_in) +
+                                          " input columns; the CUDA backend needs a multiple of 8");
+  }
+  const LinearLayout layout = mode == LinearMode::kGateUp ? LinearLayout::kGateUp : LinearLayout::kConcat;
+  LinearCall call = {};
+  call.mode = mode;
+  call.x = x;
+  call.n_rows = n_rows;
+  call.n_in = weight.n_in;
+  call.weight = weight.parts[0].data;
+  call.row_tiles = pack_row_tiles(weight.n_out, layout);
+  call.col_blocks = pack_col_blocks(weight.n_in);
+  call.n_out = mode == LinearMode::kGateUp ? weight.n_out / 2 : weight.n_out;
+  return call;
+}
+
+}  // namespace
+
+void linear_any(const LinearCall& call, const Context& ctx) {
+  if (call.n_rows == 0) return;
+  if (!ctx.hopper) {
+    if (call.n_rows <= kMaxDecodeRows) return linear_decode(call, ctx);
+    return linear_generic(call, ctx);
+  }
+  // Narrow: not even one tile of 16 outputs per SM. 8 rows and fewer are quick anyway.
+  const bool narrow = call.row_tiles < ctx.sm_count;
+  if (narrow && call.n_rows > 8 && call.n_rows <= kMaxClusterRows) return linear_cluster(call, ctx);
+  if (call.n_rows <= kHopperDecodeRows) return linear_decode(call, ctx);
+  if (call.n_rows <= kMaxBatchRows) return linear_batch(call, ctx);
+  // One tile of 128 rows leaves SMs without work unless the weight has 128 outputs for each; a short K is over before
+  // that matters.
+  const bool few_tiles = call.row_tiles * kPackRows < 128 * ctx.sm_count;
+  if (call.n_rows <= 128 && few_tiles && call.n_in > 1024) return linear_cluster(call, ctx);
+  linear_hopper(call, ctx);
+}
+
+void linear(const LinearArgs& args, const Context& ctx) {
+  LinearCall call =
+      make_call(args.accumulate ? LinearMode::kAccumulate : LinearMode::kStore, args.x, args.n_rows, *args.weight);
+  call.out = args.out;
+  linear_any(call, ctx);
+}
+
+void gate_up(const GateUpArgs& args, const Context& ctx) {
+  LinearCall call = make_call(LinearMode::kGateUp, args.x, args.n_rows, *args.weight);
+  call.gated = args.out;
+  linear_any(call, ctx);
+}
+
+}  // namespace qwen3::cuda

@@ -1,0 +1,192 @@
+// Matrix product of 1 to 64 rows, bound by reading the weights once.
+//
+// A CTA owns one row tile (16 weight rows, 16 outputs) and all input rows; its 4 warps each take one of the 4 segments
+// of K, sum it with mma.sync (weights as the 16-row operand A, inputs as B in groups of 8 rows) and meet in shared
+// memory, where the segments are added in order. Each warp streams its own contiguous piece of the weight through a
+// ring of slots: [2 KB weight block][inputs of the same 64 columns, groups x 1 KB, 128-byte swizzle].
+//
+// Copies are cp.async, 16 bytes a lane; the weights of the whole ring start before griddep_wait(). Shared memory stays
+// below 99 KB, the limit of 86, 89 and 120.
+//
+// Measured on an H200 (bench/results/2026-11-29-h200-linear.txt), share of 4.57 TB/s: 8B at 1 to 8 rows qkv 85 to 88%,
+// o 78 to 81%, gate_up 89 to 93%, down 85%, lm_head 93 to 99%; 0.6B qkv 63%, o 31%, gate_up 65%, down 35%, lm_head 89%,
+// there bound by latency. A form with bulk copies and tensor-map inputs was up to 1.3 times slower on 8B (LOG.md).
+//
+// Row n of the output tile and token t: accumulators c0 (n = g, t = 2q), c1 (g, 2q + 1), c2 (g + 8, 2q), c3; g and q
+// as in ptx.cuh. Rows past the end of x are zeros, never stored.
+#include <string>
+
+#include "backend/cuda/launch.h"
+#include "backend/cuda/linear_epilogue.cuh"
+#include "backend/cuda/linear_kernels.h"
+#include "backend/cuda/ptx.cuh"
+#include "base/error.h"
+
+namespace qwen3::cuda {
+namespace {
+
+constexpr int kThreads = 32 * kSegments;
+constexpr int kSumStride = 20;  // floats between tokens of a partial sum [token][16 rows]: no bank conflicts
+
+__host__ __device__ constexpr int slot_bytes(int groups) {
+  return kPackBlockBytes + groups * 1024;
+}
+constexpr size_t shared_bytes(int groups, int ring) {
+  return static_cast<size_t>(kSegments) * ring * slot_bytes(groups) + 1024;  // 1,024: to align the base
+}
+
+// One block of 64 columns: acc += weight block * inputs. `slot` points to its shared memory.
+template <int groups>
+__device__ __forceinline__ void multiply_block(float (&acc)[groups][4], uint32_t slot, int lane) {
+  // Matrices of a ldmatrix of A: (rows 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
+  const uint32_t a_address = slot + (lane / 8 % 2) * 1024 + (lane / 16) * 128 + (lane % 8) * 16;
+  const uint32_t b_row = slot + kPackBlockBytes + (lane % 8) * 128;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    uint32_t a[2][4];
+    ldmatrix_x4(a[0], a_address + half * 512);
+    ldmatrix_x4(a[1], a_address + half * 512 + 256);
+#pragma unroll
+    for (int j = 0; j < groups; j++) {
+      uint32_t b[4];  // chunks 4 half .. 4 half + 3 of 8 columns: two k steps
+      ldmatrix_x4(b, b_row + j * 1024 + (((half * 4 + lane / 8) ^ (lane % 8)) << 4));
+      mma_bf16(acc[j], a[0], b[0], b[1]);
+      mma_bf16(acc[j], a[1], b[2], b[3]);
+    }
+  }
+}
+
+template <int groups, int ring>
+__global__ void __launch_bounds__(kThreads) linear_decode_kernel(const __grid_constant__ LinearCall call) {
+  extern __shared__ uint8_t raw_shared[];
+  constexpr int kSlot = slot_bytes(groups);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int begin = warp * call.col_blocks / kSegments, end = (warp + 1) * call.col_blocks / kSegments;
+  const int n = end - begin;
+  const uint8_t* weight = reinterpret_cast<const uint8_t*>(call.weight) +
+                          (static_cast<int64_t>(blockIdx.x) * call.col_blocks + begin) * kPackBlockBytes + lane * 16;
+  const uint32_t base = (shared_address(raw_shared) + 1023) & ~1023u;
+  const uint32_t slots = base + warp * ring * kSlot;
+  const uint16_t* x = call.x;
+  const int n_rows = call.n_rows, n_in = call.n_in;
+  float acc[groups][4] = {};
+
+  auto fill_weight = [&](int i, int slot) {
+    const uint32_t to = slots + slot * kSlot + lane * 16;
+    const uint8_t* from = weight + static_cast<int64_t>(i) * kPackBlockBytes;
+#pragma unroll
+    for (int c = 0; c < 4; c++) cp_async_16(to + c * 512, from + c * 512, 16);
+  };
+  auto fill_input = [&](int i, int slot) {
+    const uint32_t to = slots + slot * kSlot + kPackBlockBytes;
+    const int col = (begin + i) * kPackCols + lane % 8 * 8;
+#pragma unroll
+    for (int c = 0; c < 2 * groups; c++) {
+      const int row = c * 4 + lane / 8;
+      const bool inside = row < n_rows && col < n_in;
+      cp_async_16(to + row * 128 + ((lane % 8 ^ row % 8) << 4), inside ? x + static_cast<int64_t>(row) * n_in + col : x,
+                  inside ? 16 : 0);
+    }
+  };
+  griddep_launch();
+#pragma unroll
+  for (int i = 0; i < ring; i++) {
+    if (i < n) fill_weight(i, i);
+  }
+  griddep_wait();
+#pragma unroll
+  for (int i = 0; i < ring; i++) {
+    if (i < n) fill_input(i, i);
+    cp_async_commit();
+  }
+  int slot = 0;
+  for (int i = 0; i < n; i++) {
+    cp_async_wait<ring - 1>();
+    __syncwarp();
+    multiply_block<groups>(acc, slots + slot * kSlot, lane);
+    __syncwarp();
+    if (i + ring < n) {
+      fill_weight(i + ring, slot);
+      fill_input(i + ring, slot);
+    }
+    cp_async_commit();
+    if (++slot == ring) slot = 0;
+  }
+  cp_async_wait<0>();
+  __syncwarp();
+
+  // Partial sums, each warp's into its own first slot (its copies are all done).
+  const uint32_t shift = base - shared_address(raw_shared);
+  float* sums = reinterpret_cast<float*>(raw_shared + shift);  // warp w: + w * ring * kSlot / 4
+  const int warp_stride = ring * kSlot / 4;
+  float* own = sums + warp * warp_stride;
+  const int g = lane / 4, q = lane % 4;
+#pragma unroll
+  for (int j = 0; j < groups; j++) {
+    float* at = own + (j * 8 + q * 2) * kSumStride + g;
+    at[0] = acc[j][0];
+    at[kSumStride] = acc[j][1];
+    at[8] = acc[j][2];
+    at[kSumStride + 8] = acc[j][3];
+  }
+  __syncthreads();
+  auto total = [&](int token, int row) {
+    const float* at = sums + token * kSumStride + row;
+    return sum_segments(at[0], at[warp_stride], at[2 * warp_stride], at[3 * warp_stride]);
+  };
+  if (call.mode == LinearMode::kGateUp) {
+    for (int i = threadIdx.x; i < groups * 8 * 8; i += kThreads) {
+      const int row = i % 8, token = i / 8;
+      const int out = blockIdx.x * 8 + row;
+      if (token < call.n_rows && out < call.n_out) {
+        call.gated[static_cast<int64_t>(token) * call.n_out + out] =
+            to_bf16(silu_times(total(token, row), total(token, row + 8)));
+      }
+    }
+  } else {
+    for (int i = threadIdx.x; i < groups * 8 * 16; i += kThreads) {
+      const int row = i % 16, token = i / 16;
+      const int out = blockIdx.x * 16 + row;
+      if (token < call.n_rows && out < call.n_out) {
+        float* to = call.out + static_cast<int64_t>(token) * call.n_out + out;
+        const float y = total(token, row);
+        *to = call.mode == LinearMode::kAccumulate ? __fadd_rn(*to, y) : y;
+      }
+    }
+  }
+}
+
+template <int groups, int ring>
+void run(const LinearCall& call, const Context& ctx) {
+  constexpr size_t kBytes = shared_bytes(groups, ring);
+  static_assert(kBytes <= 99 * 1024);
+  configure<linear_decode_kernel<groups, ring>>(kBytes);
+  const Grid grid{dim3(static_cast<unsigned>(call.row_tiles)), dim3(kThreads), kBytes};
+  launch("a small matrix product", linear_decode_kernel<groups, ring>, grid, ctx, call);
+}
+
+}  // namespace
+
+void linear_decode(const LinearCall& call, const Context& ctx, int ring) {
+  if (call.n_rows > kMaxDecodeRows) {
+    throw Error(Status::kInternal, "linear_decode got " + std::to_string(call.n_rows) + " rows; its limit is 64");
+  }
+  // With few CTAs per SM each needs more in flight; with many, more of them must fit.
+  const int longest = (call.col_blocks + kSegments - 1) / kSegments;
+  if (ring == 0) {
+    ring = call.row_tiles <= 2 * ctx.sm_count && longest > 4 ? 8 : call.row_tiles <= 3 * ctx.sm_count ? 6 : 4;
+  }
+  if (call.n_rows <= 8) {
+    if (ring == 8) return run<1, 8>(call, ctx);
+    if (ring == 6) return run<1, 6>(call, ctx);
+    return run<1, 4>(call, ctx);
+  }
+  if (call.n_rows <= 16) {
+    if (ring == 8) return run<2, 6>(call, ctx);
+    return run<2, 4>(call, ctx);
+  }
+  if (call.n_rows <= 32) return run<4, 3>(call, ctx);
+  run<8, 2>(call, ctx);
+}
+
+}  // namespace qwen3::cuda

@@ -1,0 +1,98 @@
+// What happens to finished sums, the same arithmetic in every matrix product. The intrinsics keep the compiler from
+// contracting operations in one kernel and not in another.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "backend/cuda/linear_kernels.h"
+
+namespace qwen3::cuda {
+
+// silu(gate) * up = gate / (1 + exp(-gate)) * up, each step rounded to float32.
+__device__ __forceinline__ float silu_times(float gate, float up) {
+  const float denominator = __fadd_rn(1.0f, __expf(-gate));
+  return __fmul_rn(__fdiv_rn(gate, denominator), up);
+}
+
+// Two neighbours as bf16 in one word, `low` first in memory.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint16_t to_bf16(float x) {
+  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+// ((s0 + s1) + s2) + s3
+__device__ __forceinline__ float sum_segments(float s0, float s1, float s2, float s3) {
+  return __fadd_rn(__fadd_rn(__fadd_rn(s0, s1), s2), s3);
+}
+
+// The two below store a wgmma result of 64 rows x `tile` outputs: `row` and `column` are this lane's first ones
+// (in kGateUp, column counts packed rows: 8 gates, 8 ups).
+template <int tile>
+__device__ __forceinline__ void store_gated(const LinearCall& call, const float (&y)[tile / 2], int row, int column) {
+  const int n_out = call.n_out;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {  // rows row and row + 8
+    if (row + h * 8 >= call.n_rows) continue;
+    uint16_t* to = call.gated + static_cast<int64_t>(row + h * 8) * n_out;
+#pragma unroll
+    for (int b = 0; b < tile / 16; b++) {  // one packed block: 8 gates, then 8 ups
+      const int out = column / 2 + b * 8;  // column is the first of the tile plus 2 * (2 q)
+      const float low = silu_times(y[b * 8 + h * 2], y[b * 8 + 4 + h * 2]);
+      const float high = silu_times(y[b * 8 + h * 2 + 1], y[b * 8 + 4 + h * 2 + 1]);
+      if (n_out % 2 == 0) {
+        if (out < n_out) *reinterpret_cast<uint32_t*>(to + out) = pack_bf16(low, high);
+      } else {
+        if (out < n_out) to[out] = to_bf16(low);
+        if (out + 1 < n_out) to[out + 1] = to_bf16(high);
+      }
+    }
+  }
+}
+
+template <int tile>
+__device__ __forceinline__ void store_sums(const LinearCall& call, const float (&y)[tile / 2], int row, int column) {
+  const int n_out = call.n_out;
+  const bool accumulate = call.mode == LinearMode::kAccumulate;
+  constexpr int kBatch = tile / 8 < 8 ? tile / 8 : 8;  // pairs whose old values are loaded together
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    if (row + h * 8 >= call.n_rows) continue;
+    float* to = call.out + static_cast<int64_t>(row + h * 8) * n_out;
+    if (n_out % 2 == 0) {
+#pragma unroll
+      for (int first = 0; first < tile / 8; first += kBatch) {
+        float2 old[kBatch];
+#pragma unroll
+        for (int b = 0; b < kBatch; b++) {
+          const int out = column + (first + b) * 8;
+          old[b] = make_float2(0.0f, 0.0f);
+          if (accumulate && out < n_out) old[b] = *reinterpret_cast<const float2*>(to + out);
+        }
+#pragma unroll
+        for (int b = 0; b < kBatch; b++) {
+          const int out = column + (first + b) * 8, i = (first + b) * 4 + h * 2;
+          float2 v = make_float2(y[i], y[i + 1]);
+          if (accumulate) v = make_float2(__fadd_rn(old[b].x, v.x), __fadd_rn(old[b].y, v.y));
+          if (out < n_out) *reinterpret_cast<float2*>(to + out) = v;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int b = 0; b < tile / 8; b++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int out = column + b * 8 + e;
+          const float v = y[b * 4 + h * 2 + e];
+          if (out < n_out) to[out] = accumulate ? __fadd_rn(to[out], v) : v;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace qwen3::cuda

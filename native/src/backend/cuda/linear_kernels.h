@@ -1,0 +1,55 @@
+// The implementations of one matrix product, for the dispatch in linear.cu, its tests and its benchmark.
+//
+// One arithmetic (docs/decisions.md): the blocks of 64 columns are cut in 4 segments, segment s = blocks
+// [s * n / 4, (s + 1) * n / 4); inside a segment k ascends in steps of 16 into one float32 accumulator that starts at
+// 0; the result is ((s0 + s1) + s2) + s3 in float32. All give the same bits for a row, whatever the other rows.
+#pragma once
+
+#include "backend/cuda/kernels.h"
+
+namespace qwen3::cuda {
+
+inline constexpr int kSegments = 4;
+
+enum class LinearMode : int {
+  kStore,       // out = y
+  kAccumulate,  // out += y
+  kGateUp,      // gated = silu(gate) * up of a kGateUp weight
+};
+
+// x [n_rows, n_in] times a packed weight.
+struct LinearCall {
+  LinearMode mode;
+  const bf16* x;  // [n_rows, n_in], 16-byte aligned; n_in a multiple of 8
+  int n_rows;
+  int n_in;
+  const bf16* weight;  // packed, [row_tiles][col_blocks][2 KB]
+  int row_tiles;
+  int col_blocks;
+  int n_out;    // columns of the output: of `gated` in mode kGateUp
+  float* out;   // [n_rows, n_out], modes kStore and kAccumulate
+  bf16* gated;  // [n_rows, n_out], mode kGateUp
+};
+
+// Up to 64 rows, sm_80 and newer. ring: blocks of 2 KB in flight per warp: 4, 6 or 8 (up to 8 rows), 0 = chosen.
+inline constexpr int kMaxDecodeRows = 64;
+void linear_decode(const LinearCall& call, const Context& ctx, int ring = 0);
+
+// Up to 64 rows, Hopper only. tile: outputs per CTA and turn: 32, 48 or 64, 0 = chosen.
+inline constexpr int kMaxBatchRows = 64;
+void linear_batch(const LinearCall& call, const Context& ctx, int tile = 0);
+
+// Up to 256 rows, Hopper only, for weights with few rows: K is split over a cluster.
+inline constexpr int kMaxClusterRows = 256;
+void linear_cluster(const LinearCall& call, const Context& ctx);
+
+// Any number of rows, Hopper only. tile: 128 or 192 outputs per CTA, 0 = chosen by a model of the time.
+void linear_hopper(const LinearCall& call, const Context& ctx, int tile = 0);
+
+// Any number of rows, sm_80 and newer.
+void linear_generic(const LinearCall& call, const Context& ctx);
+
+// Chooses one by the number of rows and the device.
+void linear_any(const LinearCall& call, const Context& ctx);
+
+}  // namespace qwen3::cuda

@@ -1,0 +1,240 @@
+// The instructions that CUDA C++ has no word for: ldmatrix, mma.sync, cp.async, mbarrier, bulk and tensor copies,
+// wgmma, clusters, programmatic dependent launch.
+//
+// Thin: one function per instruction, no policy. sm_80 forms work everywhere; what is inside QWEN3_SM90A needs
+// compute_90a (the macro is false on every other target, 120 included) and is used by kernels whose whole body is
+// guarded by it.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define QWEN3_SM90A 1
+#else
+#define QWEN3_SM90A 0
+#endif
+
+namespace qwen3::cuda {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// ---- programmatic dependent launch; no-ops before sm_90
+__device__ __forceinline__ void griddep_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void griddep_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// ---- mma.sync
+// Four 8x8 matrices of 16 bits; lane l gives the shared address of row l % 8 of matrix l / 8 (16 bytes, aligned).
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+// c[16 x 8] += a[16 x 16] * b[16 x 8]. Lane (g = lane / 4, t = lane % 4): a0 (row g, k 2t..), a1 (g + 8, 2t..),
+// a2 (g, 2t + 8..), a3 (g + 8, 2t + 8..); b0 (k 2t.., column g), b1 (k 2t + 8.., column g);
+// c0, c1 (row g, columns 2t, 2t + 1), c2, c3 (row g + 8).
+__device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- cp.async (sm_80)
+// Copies `bytes` (0..16) of 16 to shared memory and fills the rest with zeros. `source` must be a valid pointer.
+__device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int n>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+}
+
+#if QWEN3_SM90A
+// ---- mbarrier
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After the inits, before other threads or the copy engine use them (and a barrier among the threads).
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Waits until the phase of that parity is complete; a fresh barrier counts as complete in parity 1.
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nWAIT_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra DONE_%=;\n"
+      "bra WAIT_%=;\nDONE_%=:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- copies by the copy engine, completing on an mbarrier
+// `bytes` contiguous bytes, multiple of 16, both ends aligned to 16.
+__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void tensor_prefetch(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+__device__ __forceinline__ void tensor_load_2d(uint32_t destination, const void* map, int x, int y, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+      "[%4];" ::"r"(destination),
+      "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void* map, int x, int y, int z,
+                                               uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(destination),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+// ---- clusters
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// All threads of all CTAs of the cluster; orders shared memory among them. Warps must be converged.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+__device__ __forceinline__ float4 cluster_load_float4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+// Barrier `id` (1..15) among `threads` threads of the CTA: wait for it, or count as there and go on.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+template <int n>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
+}
+template <int n>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));
+}
+
+// ---- wgmma
+// Descriptors of K-major operands in shared memory. Adding (bytes >> 4) moves the start.
+// No swizzle: core matrices of 8 rows x 16 bytes, contiguous; the next along K 128 bytes on, the next 8 rows 1,024.
+__device__ __forceinline__ uint64_t plain_descriptor(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(128 >> 4) << 16 |
+         static_cast<uint64_t>(1024 >> 4) << 32;
+}
+// 128-byte swizzle: rows of 64 elements (128 bytes), 8 rows an atom of 1,024 bytes, aligned to 1,024.
+__device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(1) << 16 |
+         static_cast<uint64_t>(1024 >> 4) << 32 | static_cast<uint64_t>(1) << 62;
+}
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int n>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
+}
+// Keeps the compiler from reading accumulators before the wait above it.
+template <int n>
+__device__ __forceinline__ void wgmma_results(float (&d)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// d[64 x n] (+)= a[64 x 16] * b[16 x n], all of a warpgroup; `add` 0 ignores the old d. Accumulator i of a lane
+// (g = lane / 4, t = lane % 4) of warp w: row 16 w + g + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 t + i % 2.
+#define QWEN3_S10(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
+#define QWEN3_L8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define QWEN3_L16 QWEN3_S10() ",%10,%11,%12,%13,%14,%15"
+#define QWEN3_L24 QWEN3_S10() "," QWEN3_S10(1) ",%20,%21,%22,%23"
+#define QWEN3_L32 QWEN3_S10() "," QWEN3_S10(1) "," QWEN3_S10(2) ",%30,%31"
+#define QWEN3_L40 QWEN3_S10() "," QWEN3_S10(1) "," QWEN3_S10(2) "," QWEN3_S10(3)
+#define QWEN3_L64 QWEN3_L40 "," QWEN3_S10(4) "," QWEN3_S10(5) ",%60,%61,%62,%63"
+#define QWEN3_L80 QWEN3_L40 "," QWEN3_S10(4) "," QWEN3_S10(5) "," QWEN3_S10(6) "," QWEN3_S10(7)
+#define QWEN3_L96 QWEN3_L80 "," QWEN3_S10(8) ",%90,%91,%92,%93,%94,%95"
+#define QWEN3_L128 \
+  QWEN3_L80        \
+  "," QWEN3_S10(8) "," QWEN3_S10(9) "," QWEN3_S10(10) "," QWEN3_S10(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
+#define QWEN3_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define QWEN3_D8(i) QWEN3_D4(i), QWEN3_D4(i + 4)
+#define QWEN3_D16(i) QWEN3_D8(i), QWEN3_D8(i + 8)
+#define QWEN3_D24(i) QWEN3_D16(i), QWEN3_D8(i + 16)
+#define QWEN3_D32(i) QWEN3_D16(i), QWEN3_D16(i + 16)
+#define QWEN3_D64(i) QWEN3_D32(i), QWEN3_D32(i + 32)
+#define QWEN3_D96(i) QWEN3_D64(i), QWEN3_D32(i + 64)
+#define QWEN3_D128(i) QWEN3_D64(i), QWEN3_D64(i + 64)
+// n: columns; c: accumulators per thread; a, b, s: numbers of the operands after them.
+#define QWEN3_WGMMA(n, c, a, b, s)                                                                             \
+  if constexpr (kN == n) {                                                                                     \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #s                                                       \
+                 ", 0;\n"                                                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" QWEN3_L##c "}, %" #a ", %" #b    \
+                                                                                         ", p, 1, 1, 0, 0;\n}" \
+                 : QWEN3_D##c(0)                                                                               \
+                 : "l"(descriptor_a), "l"(descriptor_b), "r"(add)                                              \
+                 : "memory");                                                                                  \
+  }
+template <int kN>
+__device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t descriptor_a, uint64_t descriptor_b, int add) {
+  static_assert(kN == 16 || kN == 32 || kN == 48 || kN == 64 || kN == 128 || kN == 192 || kN == 256);
+  QWEN3_WGMMA(16, 8, 8, 9, 10)
+  QWEN3_WGMMA(32, 16, 16, 17, 18)
+  QWEN3_WGMMA(48, 24, 24, 25, 26)
+  QWEN3_WGMMA(64, 32, 32, 33, 34)
+  QWEN3_WGMMA(128, 64, 64, 65, 66)
+  QWEN3_WGMMA(192, 96, 96, 97, 98)
+  QWEN3_WGMMA(256, 128, 128, 129, 130)
+}
+#endif  // QWEN3_SM90A
+
+}  // namespace qwen3::cuda
