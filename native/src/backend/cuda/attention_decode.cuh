@@ -1,8 +1,9 @@
 // What the two decode kernels share: which work a CTA has, its queries, how a split's state leaves it, and the merge.
 //
-// Decode reads its batch arrays and every key and value older than the step's new tokens before griddep_wait(): the
-// arrays were copied before the step's first kernel, the old keys were written by earlier steps (a block is shared or
-// published only when the step that filled it is over). So these reads overlap with the kernels that still make q.
+// Decode reads its batch arrays and every key and value older than the step's new tokens before griddep_wait(), so that
+// these reads overlap with the kernels that still make q. That is right because between two steps stands the copy of
+// the batch arrays, which no kernel overtakes, and because old keys were written by earlier steps: a block is shared or
+// published only when the step that filled it is over, and nothing copies blocks inside a step.
 #pragma once
 
 #include "backend/cuda/attention.cuh"
