@@ -1,0 +1,48 @@
+"""Memory: on the CPU weights are mapped, not copied. The full 0.6B shape, 1.2 GB of bfloat16."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from build_tools.make_checkpoint import make_checkpoint
+
+KV_BYTES = 256 << 20
+MARGIN = 300 * 10**6  # workspace, logits, the interpreter
+
+# Peak resident memory of the process that runs the model, in bytes, on its last line.
+PROGRAM = """
+import resource, sys
+from qwen3app.abi.engine import Engine
+from qwen3app.abi.types import EngineOptions, EngineRequest
+
+engine = Engine.open(sys.argv[1], EngineOptions(kv_bytes=int(sys.argv[2])))
+engine.submit(EngineRequest(prompt=list(range(1000, 1600)), max_tokens=8, temperature=0.0, ignore_eos=True))
+tokens = finished = 0
+while not finished:
+    for event in engine.poll(60_000).events:
+        tokens += event[2] == 1
+        finished += event[2] == 3
+engine.close()
+print(tokens)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_a_run_needs_little_more_than_the_file_and_the_kv_pool(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "0.6b", "0.6b")
+    file_bytes = (model / "model.safetensors").stat().st_size
+    assert file_bytes > 1_100_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(model), str(KV_BYTES)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent.parent)},
+    )
+    tokens, peak = (int(line) for line in done.stdout.split()[-2:])
+    assert tokens == 8
+    assert file_bytes * 0.5 < peak < file_bytes + KV_BYTES + MARGIN
