@@ -19,6 +19,14 @@ export PYTHONDONTWRITEBYTECODE := 1
 CONFIGURE = $(CMAKE) -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
   -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON_BIN)
 
+# `make CUDA=1 ...` builds the CUDA backend into the library too, with the nvcc on PATH or else the pinned one from PyPI.
+# All architectures of the product take minutes; CUDA_ARCHITECTURES=90a-real (one, for development) takes one.
+CUDA ?= 0
+CUDA_ARCHITECTURES ?= 80-real;86-real;89-real;90a-real;120-real;80-virtual
+CUDA_WHEELS = $(wildcard $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13)
+CUDA_COMPILER = $(if $(shell command -v nvcc),,-DCMAKE_CUDA_COMPILER=$(CUDA_WHEELS)/bin/nvcc -DCMAKE_CUDA_FLAGS=-L$(CUDA_WHEELS)/lib)
+CONFIGURE_CUDA = $(CONFIGURE) -DQWEN3_CUDA=ON $(CUDA_COMPILER)
+
 ## ---- build
 
 .PHONY: build
@@ -43,7 +51,7 @@ dist: build ## one file dist/qwen3-8b, and libqwen3.so, qwen3.h, qwen3.pc for ot
 
 # The order is from cheap to dear, so that a mistake shows early. Every stage prints its own closing line of counts.
 .PHONY: test
-test: lint test-native test-fuzz test-abi coverage test-e2e ## everything that CI checks
+test: lint test-native test-fuzz test-abi test-cuda coverage test-e2e ## everything that CI checks
 	@echo "make test: all stages passed"
 
 .PHONY: test-native
@@ -62,6 +70,13 @@ test-fuzz: build-sanitize ## the file parsers under AddressSanitizer and UBSan, 
 .PHONY: test-abi
 test-abi: build $(VENV)/.stamp-test ## the header as C and C++, the C example, exported symbols
 	@$(PYTHON_BIN) -m pytest tests/abi
+
+.PHONY: test-cuda
+test-cuda: $(VENV)/.stamp-cuda ## the CUDA sources compile for sm_80 and sm_90a, and that library runs without a GPU
+	@[ -f build/cuda/build.ninja ] || $(CONFIGURE_CUDA) "-DCMAKE_CUDA_ARCHITECTURES=80-real;90a-real" -B build/cuda >/dev/null
+	@$(CMAKE) --build build/cuda --parallel $(JOBS) --target qwen3
+	@$(PYTHON_BIN) build_tools/check_exports.py build/cuda/libqwen3.so
+	@QWEN3_LIBRARY=$(CURDIR)/build/cuda/libqwen3.so $(PYTHON_BIN) -m pytest tests/python/integration/test_cuda_library.py
 
 .PHONY: test-python
 test-python: build $(VENV)/.stamp-test ## Python unit and integration tests on the release library
@@ -133,8 +148,23 @@ $(VENV)/.stamp-test: pyproject.toml build_tools/make_venv.sh build_tools/require
 	@build_tools/make_venv.sh $(VENV) build checkpoints test reference
 	@touch $@
 
-build/native/build.ninja: native/CMakeLists.txt $(VENV)/.stamp-build
-	@$(CONFIGURE) -B build/native >/dev/null
+ifeq ($(CUDA),1)
+build/native/build.ninja: $(VENV)/.stamp-cuda
+endif
+build/native/build.ninja: native/CMakeLists.txt $(VENV)/.stamp-build build/.native-options
+	@$(if $(filter 1,$(CUDA)),$(CONFIGURE_CUDA) "-DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)",$(CONFIGURE) -DQWEN3_CUDA=OFF) -B build/native >/dev/null
+	@touch $@
+
+# Changes when CUDA or CUDA_ARCHITECTURES do, and so makes the library be configured again.
+build/.native-options: FORCE
+	@mkdir -p build; new='CUDA=$(CUDA) $(if $(filter 1,$(CUDA)),$(CUDA_ARCHITECTURES))'; \
+	[ "$$(cat $@ 2>/dev/null)" = "$$new" ] || echo "$$new" >$@
+
+FORCE:
+
+# nvcc from PyPI, only where there is none.
+$(VENV)/.stamp-cuda: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py | $(VENV)/.stamp-build
+	@command -v nvcc >/dev/null || build_tools/make_venv.sh $(VENV) build checkpoints cuda
 	@touch $@
 
 .PHONY: build-coverage
