@@ -273,9 +273,9 @@ QWEN3_API qwen3_status qwen3_request_init(qwen3_request* request, size_t struct_
 
 /* Queues a request; its events come through qwen3_poll. id (out, not NULL): names it in events and calls; ids start at 1
  * and are never used again. All inputs are copied. Never blocks on computation.
- * QWEN3_INVALID_ARGUMENT: a field is out of range (the sentence names it). QWEN3_CONTEXT_OVERFLOW: prompt plus
- * max_tokens exceeds max_context or the KV pool, even alone. QWEN3_QUEUE_FULL. QWEN3_DEVICE_ERROR: the engine failed.
- * QWEN3_CLOSED: the engine is closing. */
+ * QWEN3_INVALID_ARGUMENT: a field is out of range (the sentence names it), n beyond max_slots + max_queue too.
+ * QWEN3_CONTEXT_OVERFLOW: prompt plus max_tokens exceeds max_context or the KV pool, even alone. QWEN3_QUEUE_FULL.
+ * QWEN3_DEVICE_ERROR: the engine failed. QWEN3_CLOSED: the engine is closing. */
 QWEN3_API qwen3_status qwen3_submit(qwen3_engine* engine, const qwen3_request* request, uint64_t* id);
 
 /* Ends a request or one of its samples at once: at the latest when the step in progress ends, its slot and blocks are

@@ -48,6 +48,13 @@ uint64_t Engine::submit(const qwen3_request& spec) {
   const std::lock_guard lock(mutex_);
   check_open();
   const int free_slots = std::max(0, scheduler_->max_running() - scheduler_->n_running());
+  const int64_t most = static_cast<int64_t>(options_.max_queue) + scheduler_->max_running();
+  if (request->n_alive > most) {
+    counters_.requests_refused++;
+    throw Error(Status::kInvalidArgument, "n is " + std::to_string(request->n_alive) + ", but only " +
+                                              std::to_string(most) +
+                                              " samples can run and wait here (max_slots + max_queue)");
+  }
   const int64_t room = static_cast<int64_t>(options_.max_queue) + free_slots - scheduler_->n_waiting();
   if (request->n_alive > room) {
     counters_.requests_refused++;

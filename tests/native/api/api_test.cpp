@@ -307,9 +307,24 @@ TEST("api: a full queue has its own status") {
   options.max_queue = 0;
   const Opened opened(options);
   qwen3_request request = small_request();
-  request.n = 2;
+  request.max_tokens = 200;
+  request.ignore_eos = 1;
   uint64_t id = 0;
+  REQUIRE(qwen3_submit(opened.engine, &request, &id) == QWEN3_OK);
   CHECK_FAILS(qwen3_submit(opened.engine, &request, &id), QWEN3_QUEUE_FULL, "max_queue is 0");
+}
+
+TEST("api: more samples than can ever run and wait are refused for good") {
+  qwen3_options options = small_options();
+  options.max_slots = 1;
+  options.max_queue = 1;
+  const Opened opened(options);
+  qwen3_request request = small_request();
+  request.n = 3;
+  uint64_t id = 0;
+  CHECK_FAILS(qwen3_submit(opened.engine, &request, &id), QWEN3_INVALID_ARGUMENT, "n is 3, but only 2 samples");
+  request.n = 2;
+  CHECK_EQ(qwen3_submit(opened.engine, &request, &id), QWEN3_OK);
 }
 
 TEST("api: a request's life, and events with a newer host's size") {

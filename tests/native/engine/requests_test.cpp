@@ -382,7 +382,7 @@ TEST("engine: a full queue refuses, and takes again when there is room") {
   strict.submit(many);
   strict.finish();
   many.n = 3;
-  CHECK_THROWS_WITH(strict.submit(many), Error, "the queue is full");
+  CHECK_THROWS_WITH(strict.submit(many), Error, "n is 3, but only 2 samples can run and wait here");
 }
 
 TEST("engine: every out-of-range field of a request is refused by name") {
