@@ -43,8 +43,15 @@ class PublishedHash:
     source: str  # where it is written
 
 
+def _check_regular(path: Path) -> None:
+    """Opening a pipe would wait for a writer for ever."""
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path} is not a regular file; put the file itself there.")
+
+
 def read_json(path: Path) -> Any:
     """A JSON file as Python values; ModelError with one sentence otherwise."""
+    _check_regular(path)
     try:
         if path.stat().st_size > _MAX_JSON:
             raise ModelError(f"{path} has {path.stat().st_size} bytes, too many for a JSON file of a model.")
@@ -79,6 +86,7 @@ def weight_files(model_dir: Path) -> list[Path]:
 
 def read_tensors(path: Path) -> list[TensorEntry]:
     """The tensors of a safetensors file in the order of their bytes; ModelError where the header is broken."""
+    _check_regular(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

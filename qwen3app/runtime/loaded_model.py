@@ -185,6 +185,8 @@ def in_flags(sentence: str) -> str:
 
 def _count_token_ids(path: Path) -> int | None:
     """1 + the highest id in tokenizer.json, without building the tokenizer. None: the file has another shape."""
+    if not path.is_file():
+        return None  # a pipe would be waited for
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
     except (OSError, ValueError, msgspec.MsgspecError):

@@ -17,6 +17,8 @@ _LFS_POINTER = "version https://git-lfs.github.com/spec/"
 
 def read_text(path: Path) -> str:
     """The file's text; TextError when it is missing, unreadable, not UTF-8 or a git-lfs pointer."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer for ever
+        raise TextError(f"{path} is not a regular file; put the file itself there.")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from qwen3app.commands.model_files import (
     weight_files,
 )
 from qwen3app.errors import ModelError
+from qwen3app.text.errors import TextError
+from qwen3app.text.files import read_text
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:
@@ -73,7 +77,7 @@ def test_no_safetensors_file_at_all(tmp_path: Path, data: bytes) -> None:
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read"):
         read_tensors(tmp_path / "missing")
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="is not a regular file"):
         read_json(tmp_path)
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ModelError, match="not an object"):
@@ -151,3 +155,10 @@ def test_numbers() -> None:
     ]
     assert [format_count(count) for count in (7, 1500, 596_049_920, 8_190_735_360)] == ["7", "1.5 k", "596 M", "8.19 B"]
     assert shown("a\x1b[2J\nb") == "a\ufffd[2J\ufffdb"
+
+
+@pytest.mark.parametrize("read", [read_json, read_tensors, read_text])
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises((ModelError, TextError), match="pipe is not a regular file"):
+        read(tmp_path / "pipe")

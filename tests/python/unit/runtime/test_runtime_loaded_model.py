@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -119,3 +120,10 @@ def test_options_out_of_range_name_the_flags(tiny_model_dir: Path) -> None:
     ):
         with pytest.raises(AppError, match=flag):
             LoadedModel.load(tiny_model_dir, options)
+
+
+def test_a_pipe_in_place_of_the_tokenizer_is_refused_at_once(copy: Path) -> None:
+    (copy / "tokenizer.json").unlink()
+    os.mkfifo(copy / "tokenizer.json")
+    with pytest.raises(ModelError, match="is not a regular file"):
+        LoadedModel.load(copy, SMALL)
