@@ -215,9 +215,10 @@ bool Engine::issue(Lock& lock) {
   for (const Chunk& chunk : flight.chunks)
     flight.requests.push_back(requests_.at(static_cast<const Sample*>(chunk.sequence)->request->id));
   build_batch(flight);
+  const BatchArrays arrays = flight.batch.arrays();  // copies the block tables, which a cancel may change from now on
 
   lock.unlock();
-  model_->forward(flight.batch.arrays());
+  model_->forward(arrays);
   lock.lock();
 
   collect_rows(flight);
