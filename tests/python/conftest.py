@@ -12,6 +12,23 @@ from pathlib import Path
 import pytest
 from served import ROOT, RealServer, StartServer, wait_for
 
+# The command with a tokenizer that waits for a file: a load that takes as long as a test wants.
+HELD_PROGRAM = """
+import pathlib, sys, time
+from qwen3app.cli import main
+from qwen3app.text.tokenizer import Tokenizer
+
+hold, load = pathlib.Path(sys.argv.pop(1)), Tokenizer.from_dir
+
+def wait_and_load(directory):
+    while not hold.exists():
+        time.sleep(0.01)
+    return load(directory)
+
+Tokenizer.from_dir = wait_and_load
+sys.exit(main())
+"""
+
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,12 +41,14 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """Starts servers: start_server(model_dir, *flags, wait=True). What still runs at the end is stopped."""
+    """Starts servers: start_server(model_dir, *flags, wait=True). With hold=PATH the tokenizer is not loaded before
+    that file exists. What still runs at the end is stopped."""
     servers: list[RealServer] = []
 
-    def start(model_dir: Path, *flags: str, wait: bool = True) -> RealServer:
+    def start(model_dir: Path, *flags: str, wait: bool = True, hold: Path | None = None) -> RealServer:
         log_path = tmp_path_factory.mktemp("server") / "stderr"
-        command = [sys.executable, "-m", "qwen3app.cli", "serve", "--model", str(model_dir), "--port", "0"]
+        program = ["-m", "qwen3app.cli"] if hold is None else ["-c", HELD_PROGRAM, str(hold)]
+        command = [sys.executable, *program, "serve", "--model", str(model_dir), "--port", "0"]
         command += ["--threads", "2", "--kv-gb", "0.25", *flags]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with log_path.open("wb") as log:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -162,23 +160,15 @@ async def test_a_pool_for_three_serves_256(start_server: StartServer, tiny_model
 
 
 def test_503_while_loading(start_server: StartServer, tiny_model_dir: Path, tmp_path: Path) -> None:
-    """A config file that is a FIFO holds the loading until the test has looked."""
-    model = tmp_path / "slow"
-    shutil.copytree(tiny_model_dir, model)
-    config, fifo, file = model / "tokenizer_config.json", tmp_path / "fifo", tmp_path / "file"
-    config.rename(file)
-    os.mkfifo(fifo)
-    os.link(fifo, config)
-    server = start_server(model, wait=False)
+    hold = tmp_path / "go on"
+    server = start_server(tiny_model_dir, wait=False, hold=hold)
     with httpx.Client(base_url=server.url, timeout=20) as client:
         health = client.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "loading"
         response = client.post("/v1/completions", json={"prompt": "hi"})
         assert response.status_code == 503 and response.json()["error"]["code"] == "model_loading"
         assert "retry-after" in response.headers
-        data = file.read_bytes()
-        file.rename(config)  # later readers find the file; the one that waits gets the FIFO's content
-        fifo.write_bytes(data)
+        hold.touch()
         deadline = time.monotonic() + 30
         while client.get("/health").status_code != 200:
             assert time.monotonic() < deadline, server.log
@@ -188,19 +178,11 @@ def test_503_while_loading(start_server: StartServer, tiny_model_dir: Path, tmp_
 
 
 def test_sigterm_while_loading(start_server: StartServer, tiny_model_dir: Path, tmp_path: Path) -> None:
-    model = tmp_path / "slow"
-    shutil.copytree(tiny_model_dir, model)
-    config, fifo = model / "tokenizer_config.json", tmp_path / "fifo"
-    data = config.read_bytes()
-    config.unlink()
-    os.mkfifo(fifo)
-    os.link(fifo, config)
-    server = start_server(model, wait=False)
+    hold = tmp_path / "go on"
+    server = start_server(tiny_model_dir, wait=False, hold=hold)
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
-    config.unlink()
-    config.write_bytes(data)
-    fifo.write_bytes(data)
+    hold.touch()
     assert server.process.wait(20) == 0, server.log
 
 
