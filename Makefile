@@ -20,7 +20,7 @@ CONFIGURE = $(CMAKE) -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/b
   -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON_BIN)
 
 # `make CUDA=1 ...` builds the CUDA backend into the library too, with the nvcc on PATH or else the pinned one from PyPI.
-# All architectures of the product take minutes; CUDA_ARCHITECTURES=90a-real (one, for development) takes one.
+# All architectures of the product take two minutes on two cores; CUDA_ARCHITECTURES=90a-real (one, for development) half.
 CUDA ?= 0
 CUDA_ARCHITECTURES ?= 80-real;86-real;89-real;90a-real;120-real;80-virtual
 CUDA_WHEELS = $(wildcard $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13)
