@@ -19,8 +19,9 @@ export PYTHONDONTWRITEBYTECODE := 1
 CONFIGURE = $(CMAKE) -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
   -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON_BIN)
 
-# `make CUDA=1 ...` builds the CUDA backend into the library too, with the nvcc on PATH or else the pinned one from PyPI.
-# All architectures of the product take two minutes on two cores; CUDA_ARCHITECTURES=90a-real (one, for development) half.
+# `make dist` packs the library with the CUDA backend, for all architectures of the product. For development `make` builds
+# without it, and `make CUDA=1` with it; CUDA_ARCHITECTURES=90a-real (one) halves the two minutes that it takes on two cores.
+# nvcc is the one on the PATH, else the pinned one from PyPI.
 CUDA ?= 0
 CUDA_ARCHITECTURES ?= 80-real;86-real;89-real;90a-real;120-real;80-virtual
 CUDA_WHEELS = $(wildcard $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13)
@@ -44,8 +45,10 @@ $(DEMO_MODEL)/config.json: build_tools/make_checkpoint.py | $(VENV)/.stamp-build
 	@touch $@
 
 .PHONY: dist
-dist: build ## one file dist/qwen3-8b, and libqwen3.so, qwen3.h, qwen3.pc for other hosts
-	@$(PYTHON_BIN) build_tools/pack.py --library build/native/libqwen3.so --out dist
+dist: $(VENV)/.stamp-build $(VENV)/.stamp-cuda ## one file dist/qwen3-8b, and libqwen3.so, qwen3.h, qwen3.pc for other hosts
+	@[ -f build/dist/build.ninja ] || $(CONFIGURE_CUDA) "-DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)" -B build/dist >/dev/null
+	@$(CMAKE) --build build/dist --parallel $(JOBS) --target qwen3
+	@$(PYTHON_BIN) build_tools/pack.py --library build/dist/libqwen3.so --out dist
 
 ## ---- tests
 
@@ -72,11 +75,9 @@ test-abi: build $(VENV)/.stamp-test ## the header as C and C++, the C example, e
 	@$(PYTHON_BIN) -m pytest tests/abi
 
 .PHONY: test-cuda
-test-cuda: $(VENV)/.stamp-cuda ## the CUDA sources compile for sm_80 and sm_90a, and that library runs without a GPU
-	@[ -f build/cuda/build.ninja ] || $(CONFIGURE_CUDA) "-DCMAKE_CUDA_ARCHITECTURES=80-real;90a-real" -B build/cuda >/dev/null
-	@$(CMAKE) --build build/cuda --parallel $(JOBS) --target qwen3
-	@$(PYTHON_BIN) build_tools/check_exports.py build/cuda/libqwen3.so
-	@QWEN3_LIBRARY=$(CURDIR)/build/cuda/libqwen3.so $(PYTHON_BIN) -m pytest tests/python/integration/test_cuda_library.py
+test-cuda: dist $(VENV)/.stamp-test ## the library with the CUDA backend: its exports, and that it runs without a GPU
+	@$(PYTHON_BIN) build_tools/check_exports.py build/dist/libqwen3.so
+	@QWEN3_LIBRARY=$(CURDIR)/build/dist/libqwen3.so $(PYTHON_BIN) -m pytest tests/python/integration/test_cuda_library.py
 
 .PHONY: test-python
 test-python: build $(VENV)/.stamp-test ## Python unit and integration tests on the release library

@@ -2,7 +2,7 @@
 
 Owns: running PyInstaller, collecting licences, compiling the launcher, and writing the payload behind it in the layout
 that build_tools/onefile/launcher.c states. Refuses to know how the library or the app work.
-Usage: python build_tools/pack.py --library build/native/libqwen3.so --out dist
+Usage: python build_tools/pack.py --library build/dist/libqwen3.so --out dist
 """
 
 from __future__ import annotations
