@@ -63,6 +63,11 @@ _OTHERS = (
         "GPL-3.0-or-later WITH GCC-exception-3.1: programs built with GCC may carry its runtime library under terms of "
         "their own choice.\nhttps://www.gnu.org/licenses/gcc-exception-3.1.html\n",
     ),
+    (
+        "NVIDIA CUDA runtime (linked into libqwen3 where it has the CUDA backend)",
+        "NVIDIA CUDA Toolkit End User License Agreement; the static runtime library, libcudart_static, is among the "
+        "redistributable files of its Attachment A.\nhttps://docs.nvidia.com/cuda/eula/\n",
+    ),
 )
 
 

@@ -43,7 +43,7 @@ def test_version_in_under_one_and_a_half_seconds(run: Run) -> None:
 
 def test_licences_name_everything_inside(run: Run) -> None:
     text = run("--licenses").stdout
-    for name in ("Apache License", "Python", "litestar", "tokenizers", "uvloop", "nlohmann-json", "libstdc++", "zlib"):
+    for name in ("Apache License", "Python", "litestar", "tokenizers", "uvloop", "nlohmann-json", "libstdc++", "CUDA", "zlib"):
         assert name.lower() in text.lower(), name
 
 
