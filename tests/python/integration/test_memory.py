@@ -1,4 +1,4 @@
-"""Memory: on the CPU weights are mapped, not copied. The full 0.6B shape, 1.2 GB of bfloat16."""
+"""Memory: on the CPU weights are mapped, not copied (the 0.6B shape, 1.2 GB of bfloat16); requests leave none behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+from served import ROOT
 
 from build_tools.make_checkpoint import make_checkpoint
 
@@ -41,8 +43,15 @@ def test_a_run_needs_little_more_than_the_file_and_the_kv_pool(tmp_path: Path) -
         text=True,
         check=True,
         timeout=240,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent.parent)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     tokens, peak = (int(line) for line in done.stdout.split()[-2:])
     assert tokens == 8
     assert file_bytes * 0.5 < peak < file_bytes + KV_BYTES + MARGIN
+
+
+def test_memory_is_flat_over_many_requests(tiny_model_dir: Path) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "gpu" / "memory_flat.py"), str(tiny_model_dir), "--device", "cpu"]
+    done = subprocess.run([*command, "--requests", "2000"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2000 requests" in done.stdout and "0 blocks left over" in done.stdout

@@ -1,0 +1,334 @@
+"""The serving benchmark: its definitions on made-up times, its reader on every framing, its client on a server whose
+delays are known. Against the real server: tests/python/integration/test_serve_bench_server.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+sys.path.insert(0, str(BENCH))
+from http_stream import Connection, ReplyReader, StreamError  # noqa: E402
+from serve_bench import text_ids  # noqa: E402
+from serving_load import Client, Row, Target, arrivals, share  # noqa: E402
+from serving_metrics import RequestResult, distribution, percentile, summarize  # noqa: E402
+
+# ------------------------------------------------------------------------------------------------------- definitions
+
+
+def test_the_definitions() -> None:
+    two = RequestResult(0, start=10.0, first=10.5, last=11.5, end=11.6, gaps=[0.25, 0.75], prompt_tokens=7)
+    two.output_tokens = 5  # in three chunks
+    one = RequestResult(
+        1, start=10.2, first=10.3, last=10.3, end=12.0, prompt_tokens=3, cached_tokens=2, output_tokens=1
+    )
+    bad = RequestResult(2, start=9.0, first=9.5, last=9.5, end=14.0, prompt_tokens=100, output_tokens=100, error="gone")
+    found = summarize([two, one, bad], 5)
+    assert (found["completed"], found["failed"], found["short"]) == (2, 1, 1)
+    assert found["errors"] == {"gone": 1}
+    assert found["duration_s"] == 5.0  # the failed one too: its work was done
+    assert found["output_tokens_per_s"] == 6 / 5 and found["total_tokens_per_s"] == 16 / 5
+    assert found["requests_per_s"] == 2 / 5 and found["cached_prompt_tokens"] == 2
+    assert found["ttft_ms"]["mean"] == pytest.approx(300) and found["e2e_ms"]["mean"] == pytest.approx(800)
+    assert found["tpot_ms"]["mean"] == pytest.approx(250)  # (1.5 - 0.5) / (5 - 1); one token has none
+    assert found["itl_ms"]["mean"] == pytest.approx(500) and found["itl_ms"]["p99"] == pytest.approx(745)
+
+
+def test_distributions_are_numpys() -> None:
+    rng = random.Random(3)
+    for n in (1, 2, 3, 10, 101):
+        values = [rng.expovariate(1.0) for _ in range(n)]
+        found = distribution(values)
+        assert found is not None
+        milliseconds = 1e3 * np.array(values)
+        expected = {"mean": milliseconds.mean(), "median": np.median(milliseconds), "std": milliseconds.std()}
+        expected |= {"p90": np.percentile(milliseconds, 90), "p99": np.percentile(milliseconds, 99)}
+        assert found == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-4)
+    assert distribution([]) is None
+    assert percentile([1.0, 2.0], 100) == 2.0
+
+
+def test_rows_and_shares() -> None:
+    assert Row.parse("32x512:256") == Row(32, 512, 128, 256)
+    assert Row.parse("4x16x8") == Row(4, 16, 8, 16)
+    assert str(Row.parse("0x16x8:9")) == "0x16x8:9"
+    for wrong in ("32", "x1", "1x0", "1x5:0", "1x5x5x5", "-1x5"):
+        with pytest.raises(Exception, match=r"no row|at least 1"):
+            Row.parse(wrong)
+    assert [share(10, 4, i) for i in range(4)] == [3, 3, 2, 2]
+
+
+def test_arrivals() -> None:
+    assert arrivals(4, 2.0, False, random.Random(0)) == [0.0, 0.5, 1.0, 1.5]
+    times = arrivals(4000, 50.0, True, random.Random(0))
+    assert times == sorted(times) and times[-1] == pytest.approx(80.0)
+    gaps = np.diff([0.0, *times])
+    assert gaps.mean() == pytest.approx(1 / 50) and gaps.std() == pytest.approx(1 / 50, rel=0.06)  # exponential
+
+
+def test_text_ids(tmp_path: Path) -> None:
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 1, "<x>": 2}}, "added_tokens": [{"id": 2}, {"id": 3}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert text_ids(tmp_path) == [0, 1]
+    with pytest.raises(SystemExit):
+        text_ids(tmp_path / "none")
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+EVENTS = b'data: {"a": 1}\n\n: ping\n\nevent: x\ndata:{"b": 2}\n\ndata: [DONE]\n\n'
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    pieces = [body[i : i + size] for i in range(0, len(body), size)]
+    return b"".join(b"%x;ext=1\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\nTrailer: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 10_000])
+@pytest.mark.parametrize("framing", ["chunked", "length", "close", "crlf"])
+def test_the_reader(framing: str, step: int) -> None:
+    head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    if framing == "close":
+        reply = head + b"\r\n" + EVENTS
+    elif framing == "length":
+        reply = head + b"Content-Length: %d\r\n\r\n" % len(EVENTS) + EVENTS
+    else:
+        body = EVENTS.replace(b"\n", b"\r\n") if framing == "crlf" else EVENTS
+        reply = head + b"transfer-encoding: chunked\r\n\r\n" + chunked(body, 5)
+    seen: list[bytes] = []
+    reader = ReplyReader(lambda data, _now: seen.append(data))
+    for i in range(0, len(reply), step):
+        assert not reader.done
+        reader.feed(reply[i : i + step], 0.0)
+    if framing == "close":
+        assert not reader.done
+        reader.end()
+    assert reader.done and reader.status == 200 and reader.keep_alive == (framing != "close")
+    assert seen == [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
+
+
+def test_the_reader_refuses() -> None:
+    def read(reply: bytes) -> ReplyReader:
+        reader = ReplyReader(lambda _data, _now: None)
+        reader.feed(reply, 0.0)
+        return reader
+
+    with pytest.raises(StreamError, match=r"no HTTP/1\.1"):
+        read(b"220 smtp.example ESMTP\r\n\r\n")
+    with pytest.raises(StreamError, match="chunk's length"):
+        read(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+    with pytest.raises(StreamError, match="64 KB"):
+        read(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000)
+    with pytest.raises(StreamError, match="middle"):
+        read(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n1234").end()
+    assert read(b"HTTP/1.1 429 Slow\r\nContent-Length: 4\r\n\r\nwait").error_body == b"wait"
+
+
+# ------------------------------------------------------------------------------------------------- a server with delays
+
+FIRST, NEXT = 0.15, 0.03  # seconds to the first chunk and between chunks
+
+
+@dataclass
+class FakeServer:
+    """An OpenAI server that says one chunk per token at known times. `fault` names what it does wrong, or ""."""
+
+    fault: str = ""
+    port: int = 0
+    n_open: int = 0
+    most_open: int = 0
+    n_connections: int = 0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.n_connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = [line for line in head.split("\r\n") if line.lower().startswith("content-length:")]
+                body = await reader.readexactly(int(length[0].split(":")[1])) if length else b""
+                if head.startswith("GET"):
+                    await self._send(writer, 200, b'{"data": [{"id": "fake"}]}')
+                    continue
+                self.n_open += 1
+                self.most_open = max(self.most_open, self.n_open)
+                self.bodies.append(json.loads(body) | {"path": head.split()[1]})
+                await self._answer(writer, self.bodies[-1])
+                self.n_open -= 1
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _send(self, writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
+        await writer.drain()
+
+    async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        if self.fault == "status":
+            await self._send(writer, 503, b'{"error": "busy"}')
+            return
+
+        def event(data: dict[str, Any]) -> None:
+            text = b"data: " + json.dumps(data).encode() + b"\n\n"
+            writer.write(b"%x\r\n%s\r\n" % (len(text), text))
+
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for i in range(body["max_tokens"]):
+            await asyncio.sleep(NEXT if i else FIRST)
+            if i == 2 and self.fault == "breaks":
+                writer.close()
+                raise ConnectionError
+            if i == 2 and self.fault == "error event":
+                event({"error": {"message": "boom"}})
+            if self.fault != "silent":
+                event({"choices": [{"index": 0, "text": "x" if i else ""}]})
+        if self.fault != "no usage":
+            prompt = body.get("prompt") or body["messages"][0]["content"]
+            n = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+            event({"choices": [], "usage": {"prompt_tokens": n, "completion_tokens": body["max_tokens"]}})
+        await asyncio.sleep(0.1)  # counts in no latency
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        await writer.drain()
+
+
+@asynccontextmanager
+async def fake_server(fault: str = "") -> AsyncIterator[FakeServer]:
+    fake = FakeServer(fault)
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
+    fake.port = server.sockets[0].getsockname()[1]
+    try:
+        yield fake
+    finally:
+        server.close()
+
+
+async def send_one(fake: FakeServer, row: Row, timeout: float = 20.0) -> RequestResult:
+    client = Client("127.0.0.1", fake.port, timeout)
+    target = Target("127.0.0.1", fake.port, "", "fake", "ids", None, list(range(100)))
+    await client.send(0, target.request(row, random.Random(0)))
+    client.close()
+    return client.results[0]
+
+
+async def test_times_of_a_server_with_known_delays() -> None:
+    async with fake_server() as fake:
+        result = await send_one(fake, Row(1, 9, 6, 1))
+    assert result.error == "" and (result.prompt_tokens, result.output_tokens) == (9, 6)
+    slack = 0.3  # of a busy machine; never early
+    assert FIRST <= result.ttft < FIRST + slack
+    assert len(result.gaps) == 5 and min(result.gaps) > NEXT / 2
+    assert FIRST + 5 * NEXT <= result.latency < FIRST + 5 * NEXT + slack
+    assert result.tpot == pytest.approx(sum(result.gaps) / 5)
+    assert result.end - result.last >= 0.09  # the usage and [DONE]
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("status", "status 503: {.*busy"),
+        ("breaks", "middle of its reply"),
+        ("error event", "an error event: .*boom"),
+        ("silent", "without a chunk"),
+        ("no usage", "no usage"),
+    ],
+)
+async def test_failures_are_results(fault: str, sentence: str) -> None:
+    async with fake_server(fault) as fake:
+        result = await send_one(fake, Row(1, 4, 3, 1))
+    assert result.end > result.start
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(result.error)
+
+
+async def test_a_late_reply_and_no_server() -> None:
+    async with fake_server() as fake:
+        assert (await send_one(fake, Row(1, 4, 50, 1), 0.3)).error == "no end within 0.3 s"
+    fake.port = 1
+    assert "onnect" in (await send_one(fake, Row(1, 4, 3, 1))).error
+
+
+async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
+    async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 408 Timeout\r\n\r\n")
+        await writer.drain()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    connection = await Connection.open("127.0.0.1", server.sockets[0].getsockname()[1])
+    await asyncio.sleep(0.1)
+    assert not connection.usable
+    server.close()
+
+
+# ---------------------------------------------------------------------------------------------------- the whole command
+
+
+async def bench(fake: FakeServer, *flags: str) -> tuple[int, str, str]:
+    command = [sys.executable, str(BENCH / "serve_bench.py"), "--url", f"http://127.0.0.1:{fake.port}", *flags]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_a_closed_loop_keeps_its_limit_over_processes(tmp_path: Path) -> None:
+    async with fake_server() as fake:
+        flags = ("--row", "18x5x4:40", "--row", "1x3x2:2", "--processes", "2", "--warmup", "0")
+        status, out, err = await bench(fake, *flags, "--json", str(tmp_path / "out.json"))
+    assert status == 0, out + err
+    assert fake.most_open == 18 and len(fake.bodies) == 42
+    assert fake.n_connections <= 1 + 18 + 1  # kept alive; the first asked for the model's name
+    prompts = [tuple(body["prompt"]) for body in fake.bodies]
+    assert len(set(prompts)) == 42 and sorted(map(len, prompts)) == [3] * 2 + [5] * 40
+    body = fake.bodies[0]
+    assert body["model"] == "fake" and body["path"] == "/v1/completions"
+    assert body["ignore_eos"] is True and body["temperature"] == 0 and body["max_tokens"] == 4
+    report = json.loads((tmp_path / "out.json").read_text())
+    row = report["rows"][0]
+    assert (row["row"], row["completed"], row["failed"]) == ("18x5x4:40", 40, 0)
+    assert (row["prompt_tokens"], row["output_tokens"]) == (200, 160)
+    one = FIRST + 3 * NEXT + 0.1
+    assert 3 * one <= row["duration_s"] < 3 * one + 1  # 40 requests, 18 at once: three rounds
+    assert row["output_tokens_per_s"] == pytest.approx(160 / row["duration_s"], rel=1e-3)
+    assert "18x5x4:40" in out and "ttft p99" in out
+
+
+async def test_an_open_loop_keeps_its_times() -> None:
+    async with fake_server() as fake:
+        status, out, err = await bench(
+            fake, "--row", "0x5x2:10", "--rate", "20", "--even", "--warmup", "0", "--prompt", "chat"
+        )
+    assert status == 0, out + err
+    assert 4 <= fake.most_open <= 8  # one every 50 ms, each open for 280 ms: Little's law says 5.6
+    assert fake.bodies[0]["path"] == "/v1/chat/completions"
+    assert len(fake.bodies[0]["messages"][0]["content"].split()) == 5
+
+
+async def test_failed_requests_are_shown_and_fail_the_command() -> None:
+    async with fake_server("status") as fake:
+        status, out, _ = await bench(fake, "--row", "2x5x2:3", "--prompt", "text", "--model", "m")
+    assert status == 1 and "3 failed: status 503" in out and fake.bodies[0]["model"] == "m"
+
+
+async def test_wrong_arguments_are_one_sentence() -> None:
+    fake = FakeServer(port=1)
+    for flags, words in (
+        (("--row", "2x5"), "does not name its models"),
+        (("--row", "5"), "is no row"),
+        (("--row", "0x5"), "needs --rate"),
+        (("--row", "1x5", "--rate", "0"), "above 0"),
+        (("--row", "1x5", "--model", "m", "--tokenizer", "/nowhere"), "cannot be read"),
+    ):
+        status, _, err = await bench(fake, *flags)
+        assert status == 2 and words in err.splitlines()[-1], err
