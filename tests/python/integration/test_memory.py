@@ -1,4 +1,4 @@
-"""Memory: on the CPU weights are mapped, not copied (the 0.6B shape, 1.2 GB of bfloat16); requests leave none behind."""
+"""Memory: on the CPU weights are mapped, not copied (the 0.6B shape, 1.2 GB of bfloat16); requests leave nothing."""
 
 from __future__ import annotations
 
