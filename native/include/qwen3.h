@@ -393,6 +393,59 @@ QWEN3_API int64_t qwen3_sequence_length(const qwen3_sequence* sequence);
 /* Frees the sequence. NULL is a no-op. */
 QWEN3_API void qwen3_sequence_close(qwen3_sequence* sequence);
 
+/* ------------------------------------------------------------------------------------------------------- measuring
+ *
+ * What the device can do, and where the time of a step goes. Like evaluation: on the worker thread, between the steps of
+ * requests, which wait meanwhile; each call blocks until it is done. Best used on an engine without requests. Errors as
+ * for evaluation. */
+
+/* What the device can do at most, measured the plainest way. */
+typedef struct qwen3_peaks {
+  size_t struct_size;
+  double read_bytes_per_second; /* reading memory, several times what the caches hold */
+  double flops_per_second;      /* multiplying operands that are at hand; a multiply-add counts as two */
+  char flops_of[64];            /* the instruction that does it: "float32 multiply-add", "wgmma, bf16", ... */
+} qwen3_peaks;
+
+/* Measures the peaks: about a second, and up to 2 GB of the device's memory for that time. `peaks`: its struct_size must
+ * be set by the caller. QWEN3_INVALID_ARGUMENT: NULL or too small. QWEN3_OUT_OF_MEMORY: too little is free to measure
+ * with. */
+QWEN3_API qwen3_status qwen3_measure_peaks(qwen3_engine* engine, qwen3_peaks* peaks);
+
+/* A step to be measured: n_sequences sequences of random tokens that hold n_past tokens each already (computed first,
+ * not measured) and get n_tokens more; then the next token of each is sampled. n_tokens 1 is a decode step. */
+typedef struct qwen3_profile_spec {
+  size_t struct_size;
+  int32_t n_sequences; /* 1..max_slots. Default 1 */
+  int32_t n_tokens;    /* 1..token_budget / n_sequences. Default 1 */
+  int64_t n_past;      /* Default 0 */
+  int32_t repeat;      /* how often the step is run each way, with and without times; 1..1000. Default 5 */
+  int32_t reserved;    /* 0 */
+} qwen3_profile_spec;
+
+/* Fills `spec` with the defaults above. QWEN3_INVALID_ARGUMENT: NULL or a size smaller than ABI version 1's. Never
+ * blocks. */
+QWEN3_API qwen3_status qwen3_profile_spec_init(qwen3_profile_spec* spec, size_t struct_size);
+
+/* One op of a step. */
+typedef struct qwen3_op_time {
+  const char* name; /* of the weight that it reads ("qkv_proj"), else its own ("attention"). Static memory */
+  int32_t layer;    /* 0..n_layers-1; -1: outside the layers */
+  int32_t reserved;
+  int64_t begin_ns; /* after the step's begin: when the op before it was done */
+  int64_t end_ns;   /* when it was done */
+} qwen3_op_time;
+
+/* Runs a step and writes the times of its ops, in order and without gaps, to ops[capacity]: those of the median of
+ * spec->repeat runs. On a GPU each op then waits for the one before it and whole steps are not recorded, so such a step
+ * takes longer than one of a request.
+ * op_size: sizeof(qwen3_op_time). n (out): ops of the step; the first `capacity` of them are written. step_ns (out): the
+ * median time of a step whose ops are not timed, as requests have it. No pointer may be NULL.
+ * QWEN3_INVALID_ARGUMENT: NULL, a field out of range (the sentence names it), an op_size smaller than ABI version 1's.
+ * QWEN3_CONTEXT_OVERFLOW: n_past + n_tokens is more than max_context. */
+QWEN3_API qwen3_status qwen3_profile_step(qwen3_engine* engine, const qwen3_profile_spec* spec, qwen3_op_time* ops,
+                                          size_t op_size, size_t capacity, size_t* n, int64_t* step_ns);
+
 #ifdef __cplusplus
 }
 #endif

@@ -7,12 +7,16 @@ from qwen3app.abi.engine import Engine, EngineSequence, library_version
 from qwen3app.abi.types import (
     EngineInfo,
     EngineOptions,
+    EnginePeaks,
     EngineRequest,
     EngineStats,
     Event,
     EventBatch,
     EventKind,
     FinishCode,
+    OpTime,
+    ProfileSpec,
+    StepProfile,
 )
 from qwen3app.errors import EngineError, Status
 
@@ -21,6 +25,7 @@ __all__ = [
     "EngineError",
     "EngineInfo",
     "EngineOptions",
+    "EnginePeaks",
     "EngineRequest",
     "EngineSequence",
     "EngineStats",
@@ -28,6 +33,9 @@ __all__ = [
     "EventBatch",
     "EventKind",
     "FinishCode",
+    "OpTime",
+    "ProfileSpec",
     "Status",
+    "StepProfile",
     "library_version",
 ]

@@ -20,9 +20,13 @@ from qwen3app.abi.types import (
     LOGPROB_STRUCT,
     EngineInfo,
     EngineOptions,
+    EnginePeaks,
     EngineRequest,
     EngineStats,
     EventBatch,
+    OpTime,
+    ProfileSpec,
+    StepProfile,
 )
 from qwen3app.errors import EngineError, Status, UsageError
 
@@ -32,6 +36,8 @@ Log = Callable[[int, str], None]  # level, line
 # One poll takes at most this many events: 1,024 slots in one step fill a quarter of it (459 KB of buffer).
 _POLL_EVENTS = 4096
 _POLL_LOGPROBS = 4096 * 4
+# Ops of a step: 9 a layer and some outside; 64 layers of the largest model fill a seventeenth.
+_PROFILE_OPS = 10_000
 
 _load_lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None  # the FFI and the library; one per process
@@ -274,6 +280,37 @@ class Engine:
         out = self._ffi.new("qwen3_sequence **")
         self._check(self._lib.qwen3_sequence_open(self._alive(), out))
         return EngineSequence(self._ffi, self._lib, out[0], self._vocab)
+
+    def measure_peaks(self) -> EnginePeaks:
+        """What the device can do at most; takes about a second."""
+        native = self._ffi.new("qwen3_peaks *")
+        native.struct_size = self._ffi.sizeof("qwen3_peaks")
+        self._check(self._lib.qwen3_measure_peaks(self._alive(), native))
+        flops_of = self._ffi.string(native.flops_of).decode("utf-8", "replace")
+        return EnginePeaks(native.read_bytes_per_second, native.flops_per_second, flops_of)
+
+    def profile_step(self, spec: ProfileSpec) -> StepProfile:
+        """Runs a step of random tokens and says what each of its ops took."""
+        ffi = self._ffi
+        native = ffi.new("qwen3_profile_spec *")
+        self._check(self._lib.qwen3_profile_spec_init(native, ffi.sizeof("qwen3_profile_spec")))
+        try:
+            native.n_sequences = spec.n_sequences
+            native.n_tokens = spec.n_tokens
+            native.n_past = spec.n_past
+            native.repeat = spec.repeat
+        except OverflowError as error:
+            raise EngineError(Status.INVALID_ARGUMENT, f"A number of the step is out of range: {error}.") from None
+        ops = ffi.new("qwen3_op_time[]", _PROFILE_OPS)
+        n = ffi.new("size_t *")
+        step_ns = ffi.new("int64_t *")
+        size = ffi.sizeof("qwen3_op_time")
+        self._check(self._lib.qwen3_profile_step(self._alive(), native, ops, size, _PROFILE_OPS, n, step_ns))
+        times = [
+            OpTime(ffi.string(op.name).decode(), op.layer, op.begin_ns, op.end_ns)
+            for op in ops[0 : min(n[0], _PROFILE_OPS)]
+        ]
+        return StepProfile(int(step_ns[0]), times)
 
     def close(self) -> None:
         """Ends all requests, stops the worker and frees everything. May be called twice."""

@@ -147,6 +147,41 @@ class EngineStats:
     idle_checks: int
 
 
+@dataclass(frozen=True)
+class EnginePeaks:
+    """qwen3_peaks."""
+
+    read_bytes_per_second: float
+    flops_per_second: float
+    flops_of: str
+
+
+@dataclass(frozen=True)
+class ProfileSpec:
+    """qwen3_profile_spec. The defaults are the library's."""
+
+    n_sequences: int = 1
+    n_tokens: int = 1
+    n_past: int = 0
+    repeat: int = 5
+
+
+class OpTime(NamedTuple):
+    """qwen3_op_time: one op of a step."""
+
+    name: str
+    layer: int  # -1: outside the layers
+    begin_ns: int
+    end_ns: int
+
+
+class StepProfile(NamedTuple):
+    """What one call of qwen3_profile_step gives."""
+
+    step_ns: int  # of a step whose ops were not timed
+    ops: list[OpTime]  # in order, without gaps
+
+
 @dataclass(slots=True)
 class EngineRequest:
     """qwen3_request. The defaults are the library's."""

@@ -368,3 +368,50 @@ void qwen3_sequence_close(qwen3_sequence* sequence) {
   qwen3_sequence_reset(sequence);
   delete sequence;
 }
+
+qwen3_status qwen3_measure_peaks(qwen3_engine* owner, qwen3_peaks* peaks) {
+  return with_engine(owner, "qwen3_measure_peaks", [&](Engine& engine) -> qwen3_status {
+    if (peaks == nullptr) invalid("qwen3_measure_peaks: peaks is NULL");
+    check_size<qwen3_peaks>("peaks", peaks->struct_size);
+    const qwen3::DevicePeaks measured = engine.measure_peaks();
+    qwen3_peaks result{};
+    result.read_bytes_per_second = measured.read_bytes_per_second;
+    result.flops_per_second = measured.flops_per_second;
+    std::strncpy(result.flops_of, measured.flops_of.c_str(), sizeof result.flops_of - 1);
+    write_struct("peaks", peaks, result);
+    return QWEN3_OK;
+  });
+}
+
+qwen3_status qwen3_profile_spec_init(qwen3_profile_spec* spec, size_t struct_size) {
+  return guarded([&]() -> qwen3_status {
+    qwen3_profile_spec defaults{};
+    defaults.n_sequences = 1;
+    defaults.n_tokens = 1;
+    defaults.repeat = 5;
+    init_struct("spec", spec, struct_size, defaults);
+    return QWEN3_OK;
+  });
+}
+
+qwen3_status qwen3_profile_step(qwen3_engine* owner, const qwen3_profile_spec* spec, qwen3_op_time* ops, size_t op_size,
+                                size_t capacity, size_t* n, int64_t* step_ns) {
+  return with_engine(owner, "qwen3_profile_step", [&](Engine& engine) -> qwen3_status {
+    if (spec == nullptr || ops == nullptr || n == nullptr || step_ns == nullptr)
+      invalid("qwen3_profile_step: spec, ops, n or step_ns is NULL");
+    if (op_size < sizeof(qwen3_op_time))
+      invalid("qwen3_profile_step: op_size is " + std::to_string(op_size) + ", this library needs at least " +
+              std::to_string(sizeof(qwen3_op_time)));
+    const qwen3::StepProfile profile = engine.profile_step(read_struct("spec", spec));
+    *n = profile.ops.size();
+    *step_ns = profile.step_ns;
+    for (size_t i = 0; i < std::min(capacity, profile.ops.size()); i++) {
+      const qwen3::OpTime& op = profile.ops[i];
+      const qwen3_op_time time{op.name, op.layer, 0, op.begin_ns, op.end_ns};
+      char* to = reinterpret_cast<char*>(ops) + i * op_size;
+      std::memset(to, 0, op_size);
+      std::memcpy(to, &time, sizeof time);
+    }
+    return QWEN3_OK;
+  });
+}

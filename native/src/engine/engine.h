@@ -42,6 +42,11 @@ struct ManualSequence {
   int64_t length = 0;
 };
 
+struct StepProfile {
+  int64_t step_ns;          // a step that nobody times inside
+  std::vector<OpTime> ops;  // of one whose ops were timed
+};
+
 class Engine {
  public:
   using OpenBackend = std::function<std::unique_ptr<Ops>(const BackendOptions&)>;
@@ -66,6 +71,10 @@ class Engine {
   void release(ManualSequence& sequence);
   void score_logits(std::span<const int32_t> tokens, size_t first, std::span<float> out);
   void score_logprobs(std::span<const int32_t> tokens, std::span<float> out);
+
+  // Measuring; each blocks until the worker has done it.
+  DevicePeaks measure_peaks();
+  StepProfile profile_step(const qwen3_profile_spec& spec);
 
   // Makes every later call fail with kClosed and wakes blocked pollers; the destructor may follow once they have left.
   void begin_close();
@@ -119,9 +128,9 @@ class Engine {
   void push_prompt_token(const Sample& sample, int64_t index, const SampleResult* result);
   void check_open() const;
 
-  // -- evaluation
-  template <typename Work>
-  void on_worker(const Work& work);
+  // -- evaluation and measuring
+  void on_worker(const std::function<void()>& work);
+  void hold_blocks(ManualSequence& sequence, int64_t length);
   // What to do with the rows of a chunk once it is computed: first is the chunk's offset in the tokens, n its length.
   using UseRows = std::function<void(size_t first, size_t n)>;
   void advance(ManualSequence& sequence, std::span<const int32_t> tokens, const UseRows& use_rows);

@@ -11,8 +11,7 @@ namespace qwen3 {
 
 // Runs `work` on the worker thread and returns when it is done; its exceptions come out here. A device that fails
 // during it fails the engine, as in a step.
-template <typename Work>
-void Engine::on_worker(const Work& work) {
+void Engine::on_worker(const std::function<void()>& work) {
   auto task = std::make_shared<std::packaged_task<void()>>([this, &work] {
     try {
       work();
@@ -39,6 +38,21 @@ void Engine::on_worker(const Work& work) {
   }
 }
 
+// Gives a sequence the blocks for `length` tokens. On the worker thread; after a failure the sequence has some of them.
+void Engine::hold_blocks(ManualSequence& sequence, int64_t length) {
+  const std::lock_guard lock(mutex_);
+  while (static_cast<int64_t>(sequence.blocks.size()) * kBlockSize < length) {
+    const BlockId block = pool_->allocate();
+    if (block == kNoBlock)
+      throw Error(Status::kOutOfMemory, "all " + std::to_string(pool_->n_blocks()) +
+                                            " KV blocks are in use; wait for requests to end, or open the engine with "
+                                            "more kv_bytes");
+    sequence.blocks.push_back(block);
+    n_manual_blocks_++;
+    was_busy_ = true;
+  }
+}
+
 void Engine::advance(ManualSequence& sequence, std::span<const int32_t> tokens, const UseRows& use_rows) {
   if (tokens.empty()) throw Error(Status::kInvalidArgument, "no tokens were given; give at least one");
   check_tokens(tokens, info_.vocab);
@@ -55,19 +69,7 @@ void Engine::advance(ManualSequence& sequence, std::span<const int32_t> tokens, 
       const std::span<const int32_t> chunk = tokens.subspan(first, std::min(budget, tokens.size() - first));
       on_worker([&] {
         const int64_t length = sequence.length + static_cast<int64_t>(chunk.size());
-        {
-          const std::lock_guard lock(mutex_);
-          while (static_cast<int64_t>(sequence.blocks.size()) * kBlockSize < length) {
-            const BlockId block = pool_->allocate();
-            if (block == kNoBlock)
-              throw Error(Status::kOutOfMemory, "all " + std::to_string(pool_->n_blocks()) +
-                                                    " KV blocks are in use; wait for requests to end, or open the "
-                                                    "engine with more kv_bytes");
-            sequence.blocks.push_back(block);
-            n_manual_blocks_++;
-            was_busy_ = true;
-          }
-        }
+        hold_blocks(sequence, length);
         batch_.clear();
         batch_.add(chunk, sequence.length, sequence.blocks);
         model_->forward(batch_.arrays());

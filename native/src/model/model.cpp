@@ -1,4 +1,4 @@
-// Memory of the model: KV pool and workspace. The forward pass is in forward.cpp.
+// Memory of the model: KV pool and workspace, and timing of its ops. The forward pass is in forward.cpp.
 #include "model/model.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ uint64_t Model::workspace_bytes(const ModelConfig& config, int token_budget, int
 
 Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, std::unique_ptr<Weights> weights,
              const ModelLimits& limits)
-    : config_(config), weights_(std::move(weights)), ops_(std::move(ops)) {
+    : config_(config), weights_(std::move(weights)), backend_(std::move(ops)), ops_(backend_.get()) {
   rope_inv_freq_ = ops_->load_floats(rope_inv_freq(config_.rope, config_.head_dim));
   rope_scale_ = rope_attention_scale(config_.rope);
 
@@ -66,6 +66,21 @@ Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, std::unique_pt
   attention_ = static_cast<bf16*>(allocate(sizes.attention));
   activation_ = static_cast<bf16*>(allocate(sizes.activation));
   logits_ = static_cast<float*>(allocate(sizes.logits));
+}
+
+std::vector<OpTime> Model::time_ops(const std::function<void()>& step) {
+  TimedOps timed(*backend_, *weights_, kv_);
+  backend_->wait();
+  ops_ = &timed;
+  try {
+    timed.begin();
+    step();
+  } catch (...) {
+    ops_ = backend_.get();
+    throw;
+  }
+  ops_ = backend_.get();
+  return timed.take();
 }
 
 }  // namespace qwen3

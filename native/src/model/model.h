@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/timed_ops.h"
 #include "model/weights.h"
 #include "ops/ops.h"
 
@@ -40,6 +41,10 @@ class Model {
   const Weights& weights() const { return *weights_; }
   Ops& ops() { return *ops_; }
 
+  // Runs `step`, which calls forward(), sample() and nothing that waits, and returns what each of its ops took. Ops are
+  // issued one by one, not recorded.
+  std::vector<OpTime> time_ops(const std::function<void()>& step);
+
   // Runs all layers over the batch's tokens and writes their keys and values to the KV pool.
   void forward(const BatchArrays& batch);
   // Samples or scores rows of the last forward(), any number of them. results: [rows.size()], filled by the time of
@@ -58,7 +63,8 @@ class Model {
   const ModelConfig config_;
   // Destroyed in reverse order: on the CPU, ops refer to the weights' mapping, so the weights go last.
   std::unique_ptr<Weights> weights_;
-  std::unique_ptr<Ops> ops_;
+  std::unique_ptr<Ops> backend_;
+  Ops* ops_;                    // the backend, or what time_ops() puts around it
   std::vector<KvLayer> kv_;     // [n_layers]
   const float* rope_inv_freq_;  // [head_dim / 2]
   float rope_scale_;

@@ -20,6 +20,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/bf16.h"
 
@@ -208,8 +209,25 @@ struct SampleArgs {
   int first_row = 0;                // place of these rows among all rows that the step samples
 };
 
-// Names of what an op spends time on, for profiles.
-enum class Op : uint8_t { kEmbed, kRmsNorm, kLinear, kGateUp, kQkNormRope, kAttention, kLmHead, kSample, kCount };
+// What a device can do at most, to compare a model's speed with.
+struct DevicePeaks {
+  double read_bytes_per_second;  // reading memory, several times what the caches hold
+  double flops_per_second;       // multiplying bf16 or float32 on operands that are at hand; a multiply-add counts two
+  std::string flops_of;          // the instruction that does it
+};
+
+// Moments in the order of ops, for profiles. Used by one thread, the one that calls the ops.
+class OpClock {
+ public:
+  virtual ~OpClock() = default;
+  // Moment 0. An asynchronous device holds back what follows until `take`, or for 50 ms at most, so that the time that
+  // the host needs to issue ops does not show.
+  virtual void begin() = 0;
+  // The moment at which everything before it is done.
+  virtual void stamp() = 0;
+  // Waits for the last stamp and returns all since `begin`, in nanoseconds after it.
+  virtual std::vector<int64_t> take() = 0;
+};
 
 struct DeviceInfo {
   std::string device;       // "cpu", "cuda:0"
@@ -264,6 +282,11 @@ class Ops {
     wait();
   }
   virtual int max_logit_rows() const { return kMaxLogitRows; }
+
+  // ---- measuring
+  virtual std::unique_ptr<OpClock> make_clock() = 0;
+  // Takes a second or less and, for that time, up to 2 GB of memory. Throws Error(kOutOfMemory).
+  virtual DevicePeaks measure_peaks() = 0;
 };
 
 struct BackendOptions {

@@ -436,6 +436,68 @@ TEST("api: scoring and sequences check their sizes and agree with each other") {
   CHECK_EQ(stats.blocks_used, 0);
 }
 
+TEST("api: peaks and profiles") {
+  Opened opened;
+  qwen3_engine* e = opened.engine;
+  Newer<qwen3_peaks> peaks{};
+  CHECK_FAILS(qwen3_measure_peaks(nullptr, &peaks.known), QWEN3_INVALID_ARGUMENT, "engine is NULL");
+  CHECK_FAILS(qwen3_measure_peaks(e, nullptr), QWEN3_INVALID_ARGUMENT, "peaks is NULL");
+  CHECK_FAILS(qwen3_measure_peaks(e, &peaks.known), QWEN3_INVALID_ARGUMENT, "peaks.struct_size is 0");
+  peaks.known.struct_size = sizeof peaks;
+  peaks.newer = 1;
+  CHECK_EQ(qwen3_measure_peaks(e, &peaks.known), QWEN3_OK);
+  CHECK_EQ(peaks.known.struct_size, sizeof peaks);
+  CHECK_EQ(peaks.newer, 0u);
+  CHECK(peaks.known.read_bytes_per_second > 1e8 && peaks.known.read_bytes_per_second < 1e13);
+  CHECK(peaks.known.flops_per_second > 1e8 && peaks.known.flops_per_second < 1e15);
+  const std::string instruction = peaks.known.flops_of;
+  CHECK(instruction == "float32 multiply-add" || instruction == "bf16 dot product");
+
+  CHECK_FAILS(qwen3_profile_spec_init(nullptr, sizeof(qwen3_profile_spec)), QWEN3_INVALID_ARGUMENT, "spec is NULL");
+  Newer<qwen3_profile_spec> spec;
+  CHECK_FAILS(qwen3_profile_spec_init(&spec.known, sizeof spec.known - 1), QWEN3_INVALID_ARGUMENT, "spec.struct_size");
+  std::memset(static_cast<void*>(&spec), 0xff, sizeof spec);
+  CHECK_EQ(qwen3_profile_spec_init(&spec.known, sizeof spec), QWEN3_OK);
+  CHECK_EQ(spec.newer, 0u);
+  CHECK_EQ(spec.known.n_sequences, 1);
+  CHECK_EQ(spec.known.n_tokens, 1);
+  CHECK_EQ(spec.known.n_past, 0);
+  CHECK_EQ(spec.known.repeat, 5);
+  CHECK_EQ(spec.known.reserved, 0);
+
+  Newer<qwen3_op_time> ops[64];
+  std::memset(static_cast<void*>(ops), 0xff, sizeof ops);
+  qwen3_op_time* first = &ops[0].known;
+  size_t n = 0;
+  int64_t step_ns = 0;
+  CHECK_FAILS(qwen3_profile_step(e, nullptr, first, sizeof ops[0], 64, &n, &step_ns), QWEN3_INVALID_ARGUMENT,
+              "spec, ops, n or step_ns is NULL");
+  CHECK_FAILS(qwen3_profile_step(e, &spec.known, nullptr, sizeof ops[0], 64, &n, &step_ns), QWEN3_INVALID_ARGUMENT,
+              "is NULL");
+  CHECK_FAILS(qwen3_profile_step(e, &spec.known, first, sizeof(qwen3_op_time) - 1, 64, &n, &step_ns),
+              QWEN3_INVALID_ARGUMENT, "op_size is");
+  spec.known.n_past = 256;
+  CHECK_FAILS(qwen3_profile_step(e, &spec.known, first, sizeof ops[0], 64, &n, &step_ns), QWEN3_CONTEXT_OVERFLOW,
+              "the sequences would have 257 tokens, but the context holds 256");
+  spec.known.n_past = 40;
+  spec.known.n_sequences = 2;
+  spec.newer = 1;
+  CHECK_FAILS(qwen3_profile_step(e, &spec.known, first, sizeof ops[0], 64, &n, &step_ns), QWEN3_INVALID_ARGUMENT,
+              "spec sets a field that this version of the library does not know");
+  spec.newer = 0;
+  CHECK_EQ(qwen3_profile_step(e, &spec.known, first, sizeof ops[0], 3, &n, &step_ns), QWEN3_OK);
+  REQUIRE(n > 10 && n < 64);
+  CHECK(step_ns > 0);
+  CHECK(ops[3].newer == ~uint64_t{0});  // the first 3 alone were written
+  CHECK_EQ(ops[2].newer, 0u);
+  CHECK_EQ(qwen3_profile_step(e, &spec.known, first, sizeof ops[0], 64, &n, &step_ns), QWEN3_OK);
+  CHECK_EQ(ops[0].known.begin_ns, 0);
+  CHECK_EQ(std::string(ops[n - 1].known.name), "sample");
+  CHECK_EQ(ops[n - 1].known.layer, -1);
+  CHECK_EQ(ops[n - 1].known.reserved, 0);
+  for (size_t i = 1; i < n; i++) CHECK_EQ(ops[i].known.begin_ns, ops[i - 1].known.end_ns);
+}
+
 TEST("api: closing with live requests lets blocked pollers go") {
   auto* opened = new Opened;
   qwen3_request request = small_request();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cpu/machine.h"
+#include "backend/cpu/peaks.h"
 #include "base/error.h"
 #include "check.h"
 
@@ -30,6 +31,33 @@ TEST("open_backend: auto and cpu open the CPU, every other device is refused wit
   for (const char* device : {"gpu", "CPU", "cuda:", "cuda:x", "cuda:0 ", "cpu:0"}) {
     CHECK_THROWS_WITH(open_backend({device, "auto", 1}), Error, "is no device");
   }
+}
+
+TEST("peaks: every kernel set multiplies, and what is read counts once") {
+  cpu::ThreadPool pool(2);
+  for (const cpu::KernelTable* kernels : cpu::supported_kernels()) {
+    const double operations = cpu::multiply_add(kernels->name, pool);
+    // 2^20 rounds on two threads, of 8 accumulators of 4 lanes at least and of 24 of 32 at most.
+    CHECK(operations >= 2.0 * 8 * 4 * 2 * (1 << 20));
+    CHECK(operations <= 2.0 * 24 * 32 * 2 * (1 << 20));
+  }
+  const std::vector<std::byte> memory((size_t{3} << 20) + 17);
+  cpu::read_memory(memory.data(), memory.size(), pool);  // the end lies inside a chunk and a vector
+}
+
+TEST("clock: stamps since the begin, in order, forgotten once taken") {
+  cpu::CpuOps ops("scalar", 1);
+  const std::unique_ptr<OpClock> clock = ops.make_clock();
+  for (int round = 0; round < 2; round++) {
+    clock->begin();
+    for (int i = 0; i < 5; i++) clock->stamp();
+    const std::vector<int64_t> stamps = clock->take();
+    REQUIRE(stamps.size() == 5);
+    CHECK(stamps.front() >= 0);
+    CHECK(std::is_sorted(stamps.begin(), stamps.end()));
+  }
+  clock->begin();
+  CHECK(clock->take().empty());
 }
 
 TEST("kernels: each supported set can be chosen by name, others are refused") {

@@ -39,6 +39,8 @@ class SmallOps final : public qwen3::Ops {  // a device with little memory
   void sample(const qwen3::SampleArgs&) override {}
   void download(std::span<float>, const float*) override {}
   void wait() override {}
+  std::unique_ptr<qwen3::OpClock> make_clock() override { return toy_.make_clock(); }
+  qwen3::DevicePeaks measure_peaks() override { return toy_.measure_peaks(); }
 
  private:
   uint64_t free_bytes_;

@@ -183,6 +183,8 @@ class ToyOps final : public qwen3::Ops {
   }
   void download(std::span<float> out, const float* device) override { cpu_.download(out, device); }
   void wait() override { wait_for(n_marks_ + 1); }
+  std::unique_ptr<qwen3::OpClock> make_clock() override { return cpu_.make_clock(); }
+  qwen3::DevicePeaks measure_peaks() override { return cpu_.measure_peaks(); }
 
  private:
   struct Pending {

@@ -9,6 +9,8 @@
 #include <limits>
 
 #include "backend/cpu/machine.h"
+#include "backend/cpu/op_clock.h"
+#include "backend/cpu/peaks.h"
 #include "base/error.h"
 
 namespace qwen3::cpu {
@@ -228,5 +230,13 @@ void CpuOps::download(std::span<float> out, const float* device) {
 }
 
 void CpuOps::wait() {}
+
+std::unique_ptr<OpClock> CpuOps::make_clock() {
+  return std::make_unique<SteadyOpClock>();
+}
+
+DevicePeaks CpuOps::measure_peaks() {
+  return cpu::measure_peaks(kernels_.name, pool_);
+}
 
 }  // namespace qwen3::cpu

@@ -44,6 +44,8 @@ class CpuOps final : public Ops {
   void sample(const SampleArgs& args) override;
   void download(std::span<float> out, const float* device) override;
   void wait() override;
+  std::unique_ptr<OpClock> make_clock() override;
+  DevicePeaks measure_peaks() override;
 
  private:
   struct Mapping {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "backend/cuda/cuda_ops.h"
+#include "backend/cuda/measure.h"
 #include "backend/cuda/open.h"
 #include "base/error.h"
 
@@ -306,6 +307,16 @@ void CudaOps::run_recorded(uint64_t key, const std::function<void()>& issue) {
     check(error, "building a step's graph");
   }
   check(cudaGraphLaunch(recording.graph, ctx_.stream), "launching a step's graph");
+}
+
+std::unique_ptr<OpClock> CudaOps::make_clock() {
+  return std::make_unique<StreamOpClock>(ctx_.stream);
+}
+
+DevicePeaks CudaOps::measure_peaks() {
+  check(cudaSetDevice(device_), "choosing the GPU");
+  wait();
+  return cuda::measure_peaks(ctx_);
 }
 
 }  // namespace qwen3::cuda

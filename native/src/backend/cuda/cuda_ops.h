@@ -54,6 +54,8 @@ class CudaOps final : public Ops {
   void wait_for(uint64_t mark) override;
   int max_logit_rows() const override { return kMaxRows; }
   void run_recorded(uint64_t key, const std::function<void()>& issue) override;
+  std::unique_ptr<OpClock> make_clock() override;
+  DevicePeaks measure_peaks() override;
 
  private:
   // A decode step of this many sequences still samples in one go; its logits take 156 MB for 151,936 ids.
