@@ -1,4 +1,4 @@
-"""The command line: `qwen3-8b serve | chat | info | verify`, `--version`, `--licenses`.
+"""The command line: `qwen3-8b serve | chat | info | verify | bench | profile`, `--version`, `--licenses`.
 
 Owns the parser, the exit codes and the promise that every failure is one sentence on stderr: 0 done, 1 failed, 2 used
 wrongly, 130 interrupted, 141 the reader of stdout went away. Refuses to know how a command works. Importing this costs
@@ -153,6 +153,30 @@ def _run_verify(args: argparse.Namespace) -> int:
     return run_verify(resolve_model_dir(args.model), as_json=args.json)
 
 
+def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    from qwen3app.commands.bench import add_bench_arguments
+
+    add_bench_arguments(parser)
+
+
+def _run_bench(args: argparse.Namespace) -> int:
+    from qwen3app.commands.bench import run_bench
+
+    return run_bench(args)
+
+
+def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    from qwen3app.commands.profile import add_profile_arguments
+
+    add_profile_arguments(parser)
+
+
+def _run_profile(args: argparse.Namespace) -> int:
+    from qwen3app.commands.profile import run_profile
+
+    return run_profile(args)
+
+
 COMMANDS = {
     "serve": Command(
         "serve the model over HTTP, as OpenAI's API does",
@@ -179,6 +203,22 @@ COMMANDS = {
         "Exits with 1 if there is a problem.",
         _add_verify_arguments,
         _run_verify,
+    ),
+    "bench": Command(
+        "how fast the model runs here, and what share of the device that is",
+        "Reads prompts and writes answers of random tokens and prints their speed, beside the share of the memory "
+        "bandwidth and of the multiply-adds that this device does at most, measured in the same run. The prefix cache "
+        "is off.",
+        _add_bench_arguments,
+        _run_bench,
+    ),
+    "profile": Command(
+        "where the time of a prompt and of a decode step goes",
+        "Times every op of one prompt and of one decode step of random tokens. On a GPU the ops are then issued one by "
+        "one and each waits for the one before it, so that such a step takes longer than one of a request, which is "
+        "recorded; both times are printed.",
+        _add_profile_arguments,
+        _run_profile,
     ),
 }
 

@@ -404,7 +404,7 @@ typedef struct qwen3_peaks {
   size_t struct_size;
   double read_bytes_per_second; /* reading memory, several times what the caches hold */
   double flops_per_second;      /* multiplying operands that are at hand; a multiply-add counts as two */
-  char flops_of[64];            /* the instruction that does it: "float32 multiply-add", "wgmma, bf16", ... */
+  char flops_of[64];            /* the instruction that does it: "float32 multiply-add", "bf16 wgmma", ... */
 } qwen3_peaks;
 
 /* Measures the peaks: about a second, and up to 2 GB of the device's memory for that time. `peaks`: its struct_size must

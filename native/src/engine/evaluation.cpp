@@ -28,7 +28,7 @@ void Engine::on_worker(const std::function<void()>& work) {
     const std::lock_guard lock(mutex_);
     check_open();
     // The queue alone owns the task: when it is dropped there, the future learns of it.
-    jobs_.push_back([task = std::move(task)] { (*task)(); });
+    jobs_.emplace_back([task = std::move(task)] { (*task)(); });
   }
   wake_.notify_one();
   try {

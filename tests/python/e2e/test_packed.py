@@ -67,6 +67,16 @@ def test_info_and_verify(run: Run, tiny_model_dir: Path) -> None:
     assert run("verify", "--model", str(tiny_model_dir)).returncode == 0
 
 
+def test_bench_and_profile(run: Run, tiny_model_dir: Path) -> None:
+    model = ("--model", str(tiny_model_dir), "--prompt", "32", "--context", "16", "--repeat", "1")
+    bench = run("bench", *model, "--batch", "2", "--output", "4", "--format", "csv")
+    assert bench.returncode == 0, bench.stderr
+    assert "prefill 32" in bench.stdout and "decode 2 x 16" in bench.stdout
+    profile = run("profile", *model)
+    assert profile.returncode == 0, profile.stderr
+    assert "gate_up_proj" in profile.stdout
+
+
 def test_serves_the_official_client(serve: Serve, tiny_model_dir: Path) -> None:
     server = serve("--model", str(tiny_model_dir))
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

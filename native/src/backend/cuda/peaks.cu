@@ -185,7 +185,7 @@ DevicePeaks measure_peaks(const Context& engine_ctx) {
   });
   return {.read_bytes_per_second = static_cast<double>(bytes) / reading,
           .flops_per_second = flops / multiplying,
-          .flops_of = ctx.hopper ? "wgmma, bf16" : "mma.sync, bf16"};
+          .flops_of = ctx.hopper ? "bf16 wgmma" : "bf16 mma.sync"};
 }
 
 }  // namespace qwen3::cuda

@@ -20,10 +20,13 @@ from qwen3app.abi.types import (
     MAX_TOP_LOGPROBS,
     EngineInfo,
     EngineOptions,
+    EnginePeaks,
     EngineRequest,
     EngineStats,
     EventKind,
     FinishCode,
+    OpTime,
+    ProfileSpec,
 )
 from qwen3app.errors import Status, UsageError
 
@@ -75,6 +78,9 @@ def test_dataclasses_have_the_structs_fields(ffi: Any) -> None:
         ("qwen3_info", EngineInfo),
         ("qwen3_stats", EngineStats),
         ("qwen3_request", EngineRequest),
+        ("qwen3_peaks", EnginePeaks),
+        ("qwen3_profile_spec", ProfileSpec),
+        ("qwen3_op_time", OpTime),
     ):
         native = set(fields_of(ffi, struct)) - {"struct_size", "reserved"} - callbacks - lengths
         assert native == set(kind.__annotations__), struct

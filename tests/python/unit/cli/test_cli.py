@@ -64,12 +64,13 @@ def test_version_imports_nothing_heavy() -> None:
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["--help"], ["chat", "--help"], ["serve", "-h"], ["info", "--help"], ["verify", "--help"]):
+    commands = [[command, "--help"] for command in cli.COMMANDS]
+    for argv in (["--help"], ["serve", "-h"], *commands):
         with pytest.raises(SystemExit) as caught:
             cli.run(argv)
         assert caught.value.code == 0
     out = capsys.readouterr().out
-    for flag in ("--once", "--temp", "--no-think", "--max-tokens", "--kv-gb", "--addr", "--json"):
+    for flag in ("--once", "--temp", "--no-think", "--max-tokens", "--kv-gb", "--addr", "--json", "--repeat"):
         assert flag in out
     assert run() == 2
     assert "COMMAND" in capsys.readouterr().err
@@ -88,7 +89,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--prot", "80"], "did you mean --port?"),
         (["serve", "--port", "99999"], "--port"),
         (["chta"], "there is no command 'chta'; did you mean chat?"),
-        (["frobnicate"], "there is no command 'frobnicate'; there are serve, chat, info, verify"),
+        (["frobnicate"], "there is no command 'frobnicate'; there are serve, chat, info, verify, bench, profile"),
         (["--verson"], "there is no flag --verson; did you mean --version?"),
         (["verify", "--model"], "expected one argument"),
         (["info", "--log-level", "loud"], "invalid choice: 'loud'"),

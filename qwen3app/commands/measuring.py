@@ -1,0 +1,116 @@
+"""What `bench` and `profile` share: number lists of flags, opening an engine to be measured, saying what was measured.
+
+Refuses to know what is measured. Every wrong value becomes one sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen3app import __version__
+from qwen3app.errors import EngineError, UsageError
+from qwen3app.settings import EngineSettings, add_engine_arguments, resolve_model_dir
+
+if TYPE_CHECKING:
+    from qwen3app.abi.engine import Engine
+    from qwen3app.abi.types import EngineInfo
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """argparse type: a whole number within limits."""
+
+    def convert(text: str) -> int:
+        if not (text.isascii() and text.isdigit()):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        if not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {text}")
+        return int(text)
+
+    return convert
+
+
+def whole_numbers(low: int, high: int) -> Callable[[str], list[int]]:
+    """argparse type: such numbers, separated by commas."""
+    number = whole_number(low, high)
+    return lambda text: [number(part.strip()) for part in text.split(",")]
+
+
+def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
+    """The engine's flags, as far as they mean something here, and --kernels."""
+    parser.add_argument(
+        "--kernels",
+        metavar="NAME",
+        default="auto",
+        help="a lower kernel set to compare with: scalar, avx2, avx512, avx512bf16; on a GPU generic (default: auto)",
+    )
+    add_engine_arguments(parser)
+    parser.set_defaults(slots=0)  # as many as are measured at once
+
+
+@contextmanager
+def measured_engine(args: argparse.Namespace, slots: int) -> Iterator[tuple[Engine, EngineInfo]]:
+    """The model of --model, opened for `slots` sequences at once, without the prefix cache."""
+    from qwen3app.abi.engine import Engine
+
+    if args.slots and args.slots < slots:
+        raise UsageError(f"{slots} sequences at once need {slots} slots, but --slots is {args.slots}.")
+    settings = EngineSettings.from_args(args)
+    options = replace(settings.options(), kernels=args.kernels, prefix_cache=False, max_slots=args.slots or slots)
+    try:
+        engine = Engine.open(resolve_model_dir(args.model), options)
+    except EngineError as error:
+        from qwen3app.runtime.loaded_model import in_flags
+
+        raise EngineError(error.status, in_flags(str(error))) from None
+    with engine:
+        yield engine, engine.info()
+
+
+def check_room(info: EngineInfo, n_sequences: int, n_tokens: int) -> None:
+    """UsageError unless so many sequences of so many tokens fit at once."""
+    if n_tokens > info.max_context:
+        raise UsageError(f"A sequence of {n_tokens} tokens is measured, but the context holds {info.max_context}.")
+    if n_sequences > info.max_slots:
+        raise UsageError(
+            f"{n_sequences} sequences at once are measured, but only {info.max_slots} can run "
+            f"(--token-budget is {info.token_budget})."
+        )
+    blocks = n_sequences * -(-n_tokens // info.block_size)
+    if blocks > info.n_blocks:
+        raise UsageError(
+            f"{n_sequences} sequences of {n_tokens} tokens take {blocks} KV blocks of {info.block_size} tokens, but "
+            f"there are {info.n_blocks}: measure fewer or shorter ones, or give more memory (--kv-gb)."
+        )
+
+
+def described(model_dir: Path, info: EngineInfo) -> dict[str, Any]:
+    """What was measured, when and where, for JSON."""
+    return {
+        "program": f"qwen3-8b {__version__}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": {
+            "name": model_dir.resolve().name,
+            "parameters": info.n_parameters,
+            "weight_bytes": info.weight_bytes,
+            "layers": info.n_layers,
+        },
+        "backend": {
+            "device": info.device,
+            "device_name": info.device_name,
+            "kernels": info.kernels,
+            "threads": info.threads,
+            "token_budget": info.token_budget,
+        },
+    }
+
+
+def backend_name(info: EngineInfo) -> str:
+    """ "cpu avx512bf16 x 2", "cuda:0 hopper"."""
+    threads = f" x {info.threads}" if info.threads else ""
+    return f"{info.device} {info.kernels}{threads}"
