@@ -12,9 +12,9 @@ import pytest
 
 from qwen3app import cli
 from qwen3app.abi.engine import Engine
-from qwen3app.abi.types import EngineInfo, EngineOptions
+from qwen3app.abi.types import EngineInfo, EngineOptions, EnginePeaks
 from qwen3app.commands import workload
-from qwen3app.commands.bench import COLUMNS
+from qwen3app.commands.bench import COLUMNS, best_of
 from qwen3app.errors import EngineError
 
 SMALL = ("--device", "cpu", "--threads", "2", "--kv-gb", "0.1")
@@ -82,6 +82,11 @@ def test_costs_of_a_known_shape() -> None:
     attention = 4 * 36 * 32 * 128 * 1000 * 1001 / 2
     assert (prefill.flops - head - attention) / 1000 == pytest.approx(13.9e9, rel=1e-2)
     assert prefill.bytes - step.bytes == 1000 * 147_456
+
+
+def test_the_better_of_two_peaks_counts() -> None:
+    peaks = best_of(EnginePeaks(2.0, 3.0, "mma"), EnginePeaks(1.0, 4.0, "mma"))
+    assert peaks == EnginePeaks(2.0, 4.0, "mma")
 
 
 def test_decode_is_measured_with_all_sequences_running(tiny_model_dir: Path) -> None:
