@@ -1,5 +1,5 @@
 // Checks and times the CUDA attention, the small ops and the sampler. Stand-alone: links attention*.cu,
-// qk_norm_rope.cu, rms_norm.cu, embed.cu, sample.cu and memory.cu.
+// rope_angles.cu, qk_norm_rope.cu, rms_norm.cu, embed.cu, sample.cu and memory.cu.
 //
 //   cuda_attention_bench [probe] [attention] [long] [ops] [sample] [decode] [prefill] [small]     (none: all)
 //
@@ -589,19 +589,11 @@ void op_checks() {
           v(size_t(n_blocks * kv) * kHeadBlock);
       q.poison(), k.poison(), v.poison();
       BatchView batch{n, 2, max_blocks, nullptr, d_positions.data, d_seq_of.data, nullptr, d_tables.data};
-      cuda::qk_norm_rope({&batch,
-                          d_qkv.data,
-                          d_qw.data,
-                          d_kw.data,
-                          d_freq.data,
-                          1.25f,
-                          1e-6f,
-                          heads,
-                          kv,
-                          128,
-                          q.data,
-                          {k.data, v.data}},
-                         context(true));
+      Buffer<float> angles(size_t(n) * 128);
+      cuda::rope_angles({&batch, d_freq.data, 1.25f, 128, angles.data}, context(true));
+      cuda::qk_norm_rope(
+          {&batch, d_qkv.data, d_qw.data, d_kw.data, angles.data, 1e-6f, heads, kv, 128, q.data, {k.data, v.data}},
+          context(true));
       const std::vector<bf16> q_host = q.host(), k_host = k.host(), v_host = v.host();
       double worst = 0;
       size_t written = 0;
@@ -649,7 +641,7 @@ void op_checks() {
         fail(("wrote " + std::to_string(found) + " cache elements, expected " + std::to_string(written)).c_str());
     }
   }
-  line("%-46s embed, rms_norm, qk_norm_rope checked", "small ops");
+  line("%-46s embed, rms_norm, rope_angles, qk_norm_rope checked", "small ops");
 }
 
 // ---------------------------------------------------------------- sampling
@@ -1026,6 +1018,7 @@ void small_times() {
   const int hidden = 4096, heads = 32, kv = 8, row = (heads + 2 * kv) * 128, vocab = 151936;
   const size_t most = 8192;
   Buffer<float> x(most * size_t(hidden)), qkv(most * size_t(row)), freq(std::vector<float>(64, 0.01f));
+  Buffer<float> angles(most * 128);
   Buffer<bf16> y(most * hidden), weight(size_t{hidden}), emb(size_t{1000} * hidden);
   Buffer<bf16> q(most * 4096), k(size_t(300 * kv) * kHeadBlock), v(size_t{300} * kv * kHeadBlock);
   fill(x.data, x.n, 1.0f, 1);
@@ -1043,21 +1036,13 @@ void small_times() {
     const double b = time_us(
         40, [&](int) { cuda::rms_norm({x.data, weight.data, nullptr, n, hidden, 1e-6f, y.data}, context(true)); });
     const double c = time_us(40, [&](int) {
-      cuda::qk_norm_rope({&batch,
-                          qkv.data,
-                          weight.data,
-                          weight.data,
-                          freq.data,
-                          1.0f,
-                          1e-6f,
-                          heads,
-                          kv,
-                          128,
-                          q.data,
-                          {k.data, v.data}},
-                         context(true));
+      cuda::qk_norm_rope(
+          {&batch, qkv.data, weight.data, weight.data, angles.data, 1e-6f, heads, kv, 128, q.data, {k.data, v.data}},
+          context(true));
     });
-    line("%5d tokens: embed %6.1f us, rms_norm %6.1f us, qk_norm_rope %6.1f us", n, a, b, c);
+    const double d =
+        time_us(40, [&](int) { cuda::rope_angles({&batch, freq.data, 1.0f, 128, angles.data}, context(true)); });
+    line("%5d tokens: embed %6.1f us, rope_angles %6.1f us, rms_norm %6.1f us, qk_norm_rope %6.1f us", n, a, d, b, c);
   }
   Buffer<float> logits(size_t(256) * size_t(vocab));
   fill(logits.data, logits.n, 2.5f, 9);

@@ -1,6 +1,7 @@
 // The forward pass, read from top to bottom.
 //
 //   x  = embed(tokens)                                        residual stream, float32
+//   angles = cos, sin(position * inv_freq)                    RoPE's, for all layers
 //   per layer:
 //     n   = rmsnorm(x)                                        operands of products are bfloat16
 //     qkv = n * qkv_proj^T                                    float32
@@ -19,10 +20,19 @@ namespace qwen3 {
 void Model::forward(const BatchArrays& arrays) {
   const BatchView batch = ops_->upload_batch(arrays);
   ops_->run_recorded(batch.record_key, [&] {
-    ops_->embed({.batch = &batch, .table = weights_->embed_tokens, .hidden = config_.hidden, .out = x_});
+    begin_layers(batch);
     for (size_t layer = 0; layer < weights_->layers.size(); layer++)
       run_layer(weights_->layers[layer], kv_[layer], batch);
   });
+}
+
+void Model::begin_layers(const BatchView& batch) {
+  ops_->embed({.batch = &batch, .table = weights_->embed_tokens, .hidden = config_.hidden, .out = x_});
+  ops_->rope_angles({.batch = &batch,
+                     .inv_freq = rope_inv_freq_,
+                     .rope_scale = rope_scale_,
+                     .head_dim = config_.head_dim,
+                     .out = angles_});
 }
 
 void Model::run_layer(const LayerWeights& w, const KvLayer& kv, const BatchView& batch) {
@@ -38,26 +48,20 @@ void Model::run_layer(const LayerWeights& w, const KvLayer& kv, const BatchView&
   };
 
   norm(w.input_layernorm);
-  ops_->linear({.x = normed_, .n_rows = n, .weight = &w.qkv_proj, .out = qkv_, .accumulate = false});
-  ops_->qk_norm_rope({.batch = &batch,
-                      .qkv = qkv_,
-                      .q_norm = w.q_norm,
-                      .k_norm = w.k_norm,
-                      .inv_freq = rope_inv_freq_,
-                      .rope_scale = rope_scale_,
-                      .eps = config_.rms_norm_eps,
-                      .n_heads = config_.n_heads,
-                      .n_kv_heads = config_.n_kv_heads,
-                      .head_dim = config_.head_dim,
-                      .q_out = q_,
-                      .kv = kv});
-  ops_->attention({.batch = &batch,
-                   .q = q_,
-                   .kv = kv,
-                   .n_heads = config_.n_heads,
-                   .n_kv_heads = config_.n_kv_heads,
-                   .head_dim = config_.head_dim,
-                   .out = attention_});
+  ops_->self_attention({.batch = &batch,
+                        .x = normed_,
+                        .qkv_proj = &w.qkv_proj,
+                        .q_norm = w.q_norm,
+                        .k_norm = w.k_norm,
+                        .angles = angles_,
+                        .eps = config_.rms_norm_eps,
+                        .n_heads = config_.n_heads,
+                        .n_kv_heads = config_.n_kv_heads,
+                        .head_dim = config_.head_dim,
+                        .qkv = qkv_,
+                        .q = q_,
+                        .kv = kv,
+                        .out = attention_});
   ops_->linear({.x = attention_, .n_rows = n, .weight = &w.o_proj, .out = x_, .accumulate = true});
 
   norm(w.post_attention_layernorm);
@@ -118,7 +122,7 @@ int Model::find_nonfinite_layer(const BatchArrays& arrays) {
     ops_->wait();
     return std::all_of(x.begin(), x.end(), [](float value) { return std::isfinite(value); });
   };
-  ops_->embed({.batch = &batch, .table = weights_->embed_tokens, .hidden = config_.hidden, .out = x_});
+  begin_layers(batch);
   if (!finite()) return -1;
   for (int layer = 0; layer < config_.n_layers; layer++) {
     run_layer(weights_->layers[static_cast<size_t>(layer)], kv_[static_cast<size_t>(layer)], batch);

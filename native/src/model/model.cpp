@@ -9,8 +9,8 @@ namespace {
 
 // Sizes of the workspace buffers, so that the estimate before opening and the allocation cannot differ.
 struct WorkspaceSizes {
-  uint64_t x, normed, qkv, q, attention, activation, logits;
-  uint64_t total() const { return x + normed + qkv + q + attention + activation + logits; }
+  uint64_t x, angles, normed, qkv, q, attention, activation, logits;
+  uint64_t total() const { return x + angles + normed + qkv + q + attention + activation + logits; }
 };
 
 WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget, int max_logit_rows) {
@@ -21,6 +21,7 @@ WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget, int max_l
   const uint64_t kv_width = static_cast<uint64_t>(c.n_kv_heads) * static_cast<uint64_t>(c.head_dim);
   return {
       .x = rows * hidden * sizeof(float),
+      .angles = rows * static_cast<uint64_t>(c.head_dim) * sizeof(float),
       .normed = norm_rows * hidden * sizeof(bf16),
       .qkv = rows * (q_width + 2 * kv_width) * sizeof(float),
       .q = rows * q_width * sizeof(bf16),
@@ -60,6 +61,7 @@ Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, std::unique_pt
   const WorkspaceSizes sizes = workspace_sizes(config_, limits.token_budget, ops_->max_logit_rows());
   const auto allocate = [&](uint64_t bytes) { return ops_->allocate(bytes, "the workspace"); };
   x_ = static_cast<float*>(allocate(sizes.x));
+  angles_ = static_cast<float*>(allocate(sizes.angles));
   normed_ = static_cast<bf16*>(allocate(sizes.normed));
   qkv_ = static_cast<float*>(allocate(sizes.qkv));
   q_ = static_cast<bf16*>(allocate(sizes.q));

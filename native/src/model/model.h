@@ -57,6 +57,8 @@ class Model {
   int find_nonfinite_layer(const BatchArrays& batch);
 
  private:
+  // The embedding, and what all layers share.
+  void begin_layers(const BatchView& batch);
   void run_layer(const LayerWeights& weights, const KvLayer& kv, const BatchView& batch);
   void compute_logits(std::span<const int32_t> token_rows);
 
@@ -70,6 +72,7 @@ class Model {
   float rope_scale_;
   // Workspace, device memory.
   float* x_;          // [token_budget, hidden] residual stream
+  float* angles_;     // [token_budget, head_dim] cos and sin of the step's positions
   bf16* normed_;      // [max(token_budget, max_logit_rows), hidden]
   float* qkv_;        // [token_budget, (n_heads + 2 n_kv_heads) * head_dim]
   bf16* q_;           // [token_budget, n_heads * head_dim]

@@ -59,6 +59,11 @@ void TimedOps::embed(const EmbedArgs& args) {
   note(nullptr, "embed_tokens");
 }
 
+void TimedOps::rope_angles(const RopeAnglesArgs& args) {
+  inner_.rope_angles(args);
+  note(nullptr, "rope_angles");
+}
+
 void TimedOps::rms_norm(const RmsNormArgs& args) {
   inner_.rms_norm(args);
   note(args.weight, "rms_norm");

@@ -129,15 +129,24 @@ struct GateUpArgs {
   bf16* out;                   // [n_rows, intermediate]
 };
 
-// Per head of q and k: RMSNorm over head_dim with weights q_norm / k_norm, then RoPE on halves (i, i + head_dim/2) with
-// angle position * inv_freq[i], cos and sin scaled by rope_scale. q goes to q_out, k and v to the sequence's KV blocks.
-struct QkNormRopeArgs {
+// RoPE's factors for the step's positions, once for all layers: cos and sin of position * inv_freq[i] (a float32
+// product), each times rope_scale.
+struct RopeAnglesArgs {
   const BatchView* batch;
-  const float* qkv;       // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]: q heads, k heads, v heads
-  const bf16* q_norm;     // [head_dim]
-  const bf16* k_norm;     // [head_dim]
   const float* inv_freq;  // [head_dim / 2], from load_floats
   float rope_scale;
+  int head_dim;
+  float* out;  // [n_tokens, head_dim] cos and sin of head_dim / 2 angles; their order in a row is the backend's affair
+};
+
+// Per head of q and k: RMSNorm over head_dim with weights q_norm / k_norm, then RoPE on halves (i, i + head_dim/2).
+// q goes to q_out, k and v to the sequence's KV blocks.
+struct QkNormRopeArgs {
+  const BatchView* batch;
+  const float* qkv;     // [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]: q heads, k heads, v heads
+  const bf16* q_norm;   // [head_dim]
+  const bf16* k_norm;   // [head_dim]
+  const float* angles;  // [n_tokens, head_dim], from rope_angles
   float eps;
   int n_heads, n_kv_heads, head_dim;
   bf16* q_out;  // [n_tokens, n_heads, head_dim]
@@ -151,6 +160,23 @@ struct AttentionArgs {
   const bf16* q;  // [n_tokens, n_heads, head_dim]
   KvLayer kv;
   int n_heads, n_kv_heads, head_dim;
+  bf16* out;  // [n_tokens, n_heads, head_dim]
+};
+
+// One layer's attention from its normed input to what o_proj reads: qkv_proj, qk_norm_rope and attention in one. qkv
+// and q are working memory that only the op looks at: a backend may leave them out where it fuses.
+struct SelfAttentionArgs {
+  const BatchView* batch;
+  const bf16* x;                 // [n_tokens, qkv_proj.n_in]
+  const LinearWeight* qkv_proj;  // n_out = (n_heads + 2 * n_kv_heads) * head_dim
+  const bf16* q_norm;            // [head_dim]
+  const bf16* k_norm;            // [head_dim]
+  const float* angles;           // [n_tokens, head_dim], from rope_angles
+  float eps;
+  int n_heads, n_kv_heads, head_dim;
+  float* qkv;  // [n_tokens, qkv_proj.n_out]
+  bf16* q;     // [n_tokens, n_heads, head_dim]
+  KvLayer kv;
   bf16* out;  // [n_tokens, n_heads, head_dim]
 };
 
@@ -257,11 +283,34 @@ class Ops {
   virtual BatchView upload_batch(const BatchArrays& arrays) = 0;
   virtual const int32_t* upload_rows(std::span<const int32_t> rows) = 0;
   virtual void embed(const EmbedArgs& args) = 0;
+  virtual void rope_angles(const RopeAnglesArgs& args) = 0;
   virtual void rms_norm(const RmsNormArgs& args) = 0;
   virtual void linear(const LinearArgs& args) = 0;
   virtual void gate_up(const GateUpArgs& args) = 0;
   virtual void qk_norm_rope(const QkNormRopeArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
+  virtual void self_attention(const SelfAttentionArgs& args) {
+    linear(
+        {.x = args.x, .n_rows = args.batch->n_tokens, .weight = args.qkv_proj, .out = args.qkv, .accumulate = false});
+    qk_norm_rope({.batch = args.batch,
+                  .qkv = args.qkv,
+                  .q_norm = args.q_norm,
+                  .k_norm = args.k_norm,
+                  .angles = args.angles,
+                  .eps = args.eps,
+                  .n_heads = args.n_heads,
+                  .n_kv_heads = args.n_kv_heads,
+                  .head_dim = args.head_dim,
+                  .q_out = args.q,
+                  .kv = args.kv});
+    attention({.batch = args.batch,
+               .q = args.q,
+               .kv = args.kv,
+               .n_heads = args.n_heads,
+               .n_kv_heads = args.n_kv_heads,
+               .head_dim = args.head_dim,
+               .out = args.out});
+  }
   virtual void sample(const SampleArgs& args) = 0;
   // Runs `issue`, which calls ops above. A backend may record what it issues for a key other than 0 and replay that
   // instead when the same key comes again.

@@ -31,6 +31,7 @@ class SmallOps final : public qwen3::Ops {  // a device with little memory
   qwen3::BatchView upload_batch(const qwen3::BatchArrays& a) override { return toy_.upload_batch(a); }
   const int32_t* upload_rows(std::span<const int32_t> r) override { return toy_.upload_rows(r); }
   void embed(const qwen3::EmbedArgs&) override {}
+  void rope_angles(const qwen3::RopeAnglesArgs&) override {}
   void rms_norm(const qwen3::RmsNormArgs&) override {}
   void linear(const qwen3::LinearArgs&) override {}
   void gate_up(const qwen3::GateUpArgs&) override {}

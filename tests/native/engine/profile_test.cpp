@@ -46,7 +46,8 @@ std::string layer_names(int layer) {
 
 TEST("profile: the ops of a step, in order, without gaps, by weight and layer") {
   Host h;
-  const std::string expected = "-1:embed_tokens " + layer_names(0) + layer_names(1) + "-1:norm -1:lm_head -1:sample ";
+  const std::string expected =
+      "-1:embed_tokens -1:rope_angles " + layer_names(0) + layer_names(1) + "-1:norm -1:lm_head -1:sample ";
   for (const qwen3_profile_spec& s :
        {spec(1, 1, 0), spec(1, 200, 0), spec(3, 1, 70), spec(2, 30, 33), spec(1, 1, 5, 1)}) {
     const StepProfile profile = h.engine->profile_step(s);

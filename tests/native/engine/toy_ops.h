@@ -112,6 +112,7 @@ class ToyOps final : public qwen3::Ops {
                 sizeof(float) * static_cast<size_t>(args.batch->n_tokens) * static_cast<size_t>(args.hidden));
   }
 
+  void rope_angles(const qwen3::RopeAnglesArgs&) override {}
   void rms_norm(const qwen3::RmsNormArgs& args) override {
     if (args.row_index != nullptr) logit_rows_.assign(args.row_index, args.row_index + args.n_rows);
   }

@@ -27,6 +27,7 @@ LAYER_OPS = {
     "gate_up_proj",
     "down_proj",
 }
+OTHER_OPS = {"embed_tokens", "rope_angles", "norm", "lm_head", "sample"}
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -168,13 +169,13 @@ def test_profile_shares_sum_to_one(profiled: Any) -> None:
     n_layers = result["model"]["layers"]
     for phase, n_steps in zip(result["phases"], (2, 1), strict=True):
         ops = {op["name"]: op for op in phase["ops"]}
-        assert ops.keys() >= LAYER_OPS | {"embed_tokens", "norm", "lm_head", "sample"}
+        assert ops.keys() >= LAYER_OPS | OTHER_OPS
         assert sum(op["share"] for op in phase["ops"]) == pytest.approx(1.0)
         assert sum(op["ns"] for op in phase["ops"]) == phase["ns"] > 0
         assert phase["untimed_ns"] > 0
         assert [op["ns"] for op in phase["ops"]] == sorted((op["ns"] for op in phase["ops"]), reverse=True)
         for name, op in ops.items():
-            assert (op["layers"] is not None) == (name not in {"embed_tokens", "norm", "lm_head", "sample", "upload"})
+            assert (op["layers"] is not None) == (name not in OTHER_OPS | {"upload"})
             if name in LAYER_OPS:
                 assert op["calls"] == n_layers * n_steps and op["layers"]["ns"] == op["ns"]
         inside = sum(op["ns"] for op in phase["ops"] if op["layers"] is not None)

@@ -206,6 +206,9 @@ const int32_t* CpuOps::upload_rows(std::span<const int32_t> rows) {
 void CpuOps::embed(const EmbedArgs& args) {
   kernels_.embed(args, pool_);
 }
+void CpuOps::rope_angles(const RopeAnglesArgs& args) {
+  kernels_.rope_angles(args, pool_);
+}
 void CpuOps::rms_norm(const RmsNormArgs& args) {
   kernels_.rms_norm(args, pool_);
 }

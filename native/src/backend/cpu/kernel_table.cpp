@@ -7,7 +7,7 @@
 namespace qwen3::cpu::QWEN3_ISA {
 
 const KernelTable kTable = {
-    QWEN3_STRING(QWEN3_ISA), embed, rms_norm, linear, gate_up, qk_norm_rope, attention, sample,
+    QWEN3_STRING(QWEN3_ISA), embed, rope_angles, rms_norm, linear, gate_up, qk_norm_rope, attention, sample,
 };
 
 }  // namespace qwen3::cpu::QWEN3_ISA

@@ -15,6 +15,7 @@ namespace qwen3::cpu {
 struct KernelTable {
   const char* name;
   void (*embed)(const EmbedArgs&, ThreadPool&);
+  void (*rope_angles)(const RopeAnglesArgs&, ThreadPool&);
   void (*rms_norm)(const RmsNormArgs&, ThreadPool&);
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*gate_up)(const GateUpArgs&, ThreadPool&);
@@ -26,6 +27,7 @@ struct KernelTable {
 #define QWEN3_DECLARE_ISA(isa)                           \
   namespace isa {                                        \
   void embed(const EmbedArgs&, ThreadPool&);             \
+  void rope_angles(const RopeAnglesArgs&, ThreadPool&);  \
   void rms_norm(const RmsNormArgs&, ThreadPool&);        \
   void linear(const LinearArgs&, ThreadPool&);           \
   void gate_up(const GateUpArgs&, ThreadPool&);          \

@@ -12,7 +12,6 @@ namespace qwen3::cpu {
 
 enum class Scratch {
   kLinear,             // packed inputs and sums of a matrix product
-  kRopeTable,          // cos and sin of the step's positions
   kAttentionTile,      // one query tile's working set
   kAttentionPlan,      // the step's tiles
   kAttentionPartials,  // results of single splits

@@ -206,6 +206,9 @@ const int32_t* CudaOps::upload_rows(std::span<const int32_t> rows) {
 void CudaOps::embed(const EmbedArgs& args) {
   cuda::embed(args, last_tokens_, ctx_);
 }
+void CudaOps::rope_angles(const RopeAnglesArgs& args) {
+  cuda::rope_angles(args, ctx_);
+}
 void CudaOps::rms_norm(const RmsNormArgs& args) {
   cuda::rms_norm(args, ctx_);
 }

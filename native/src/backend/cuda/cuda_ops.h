@@ -41,6 +41,7 @@ class CudaOps final : public Ops {
   BatchView upload_batch(const BatchArrays& arrays) override;
   const int32_t* upload_rows(std::span<const int32_t> rows) override;
   void embed(const EmbedArgs& args) override;
+  void rope_angles(const RopeAnglesArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
   void linear(const LinearArgs& args) override;
   void gate_up(const GateUpArgs& args) override;

@@ -26,6 +26,7 @@ void check(cudaError_t error, const char* what);
 
 // last_tokens: tokens of the rows of the last sampled step, for ids below 0; may be nullptr if there are none.
 void embed(const EmbedArgs& args, const int32_t* last_tokens, const Context& ctx);
+void rope_angles(const RopeAnglesArgs& args, const Context& ctx);  // (cos, sin) pairs: [n_tokens, 64] float2
 void rms_norm(const RmsNormArgs& args, const Context& ctx);
 void linear(const LinearArgs& args, const Context& ctx);
 void gate_up(const GateUpArgs& args, const Context& ctx);

@@ -1,10 +1,9 @@
 // Per-head RMSNorm and RoPE of q and k, and the one place that writes the KV blocks (layout: kv_layout.h).
 //
-// A warp takes a few neighbouring heads of one token (so that angles are computed once for them): one head per warp for
-// small batches, kManyHeads for large ones. Lane i holds elements 2i, 2i + 1 and 64 + 2i, 64 + 2i + 1 of a head, i.e.
-// two pairs that RoPE rotates. Sum of squares: ((x0^2 + x1^2) + y0^2) + y1^2 by fma, then a butterfly over the lanes:
-// one order, whatever the batch. Angles follow transformers: position * inv_freq in float32, then an accurate sincosf.
-// Bound by reading qkv; see native/bench/cuda_attention_bench.cu.
+// A warp takes a few neighbouring heads of one token: one for small batches, kManyHeads for large ones. Lane i holds
+// elements 2i, 2i + 1 and 64 + 2i, 64 + 2i + 1 of a head, i.e. two pairs that RoPE rotates. Sum of squares: ((x0^2 +
+// x1^2) + y0^2) + y1^2 by fma, then a butterfly over the lanes: one order, whatever the batch. Cos and sin:
+// rope_angles.cu. Bound by reading qkv; see native/bench/cuda_attention_bench.cu.
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/kv_layout.h"
 #include "backend/cuda/launch.h"
@@ -24,11 +23,10 @@ struct Params {
   const int32_t* block_tables;  // [n_seqs, max_blocks]
   const bf16* q_norm;           // [128]
   const bf16* k_norm;           // [128]
-  const float* inv_freq;        // [64]
+  const float4* angles;         // [n_tokens, 32]: (cos, sin) of two neighbouring angles
   bf16* q_out;                  // [n_tokens, n_heads, 128]
   bf16* k;                      // [n_blocks, n_kv_heads, kHeadBlock]
   bf16* v;
-  float rope_scale;
   float eps;
   int n_tokens;
   int max_blocks;
@@ -55,7 +53,6 @@ __global__ void __launch_bounds__(kThreads) qk_norm_rope_kernel(const Params p) 
   const int first_head = item % pieces * kHeads;
   const uint32_t* q_norm = reinterpret_cast<const uint32_t*>(p.q_norm);
   const uint32_t* k_norm = reinterpret_cast<const uint32_t*>(p.k_norm);
-  const float2 freq = reinterpret_cast<const float2*>(p.inv_freq)[lane];
   const float2 q_low = unpack(q_norm[lane]);
   const float2 q_high = unpack(q_norm[32 + lane]);
   const float2 k_low = unpack(k_norm[lane]);
@@ -75,16 +72,8 @@ __global__ void __launch_bounds__(kThreads) qk_norm_rope_kernel(const Params p) 
     low[i] = row[head * 64];
     high[i] = row[head * 64 + 32];
   }
-  float sin0 = 0.0f, cos0 = 0.0f, sin1 = 0.0f, cos1 = 0.0f;
-  if (first_head < p.n_heads + p.n_kv_heads) {
-    const float x = static_cast<float>(position);
-    sincosf(__fmul_rn(x, freq.x), &sin0, &cos0);
-    sincosf(__fmul_rn(x, freq.y), &sin1, &cos1);
-    sin0 *= p.rope_scale;
-    cos0 *= p.rope_scale;
-    sin1 *= p.rope_scale;
-    cos1 *= p.rope_scale;
-  }
+  const float4 angles = p.angles[static_cast<int64_t>(token) * 32 + lane];
+  const float cos0 = angles.x, sin0 = angles.y, cos1 = angles.z, sin1 = angles.w;
   const int slot = position % kBlockSize;
   int64_t block = 0;
   if (first_head + kHeads > p.n_heads && seq >= 0) {
@@ -146,10 +135,21 @@ void launch_heads(const Params& p, const Context& ctx) {
 void qk_norm_rope(const QkNormRopeArgs& args, const Context& ctx) {
   const BatchView& batch = *args.batch;
   if (batch.n_tokens == 0) return;
-  const Params p{args.qkv,       batch.positions,  batch.seq_of, batch.block_tables, args.q_norm,     args.k_norm,
-                 args.inv_freq,  args.q_out,       args.kv.k,    args.kv.v,          args.rope_scale, args.eps,
-                 batch.n_tokens, batch.max_blocks, args.n_heads, args.n_kv_heads};
-  // Large batches have warps enough to fill the GPU with several heads each, and save most of the angles.
+  const Params p{args.qkv,
+                 batch.positions,
+                 batch.seq_of,
+                 batch.block_tables,
+                 args.q_norm,
+                 args.k_norm,
+                 reinterpret_cast<const float4*>(args.angles),
+                 args.q_out,
+                 args.kv.k,
+                 args.kv.v,
+                 args.eps,
+                 batch.n_tokens,
+                 batch.max_blocks,
+                 args.n_heads,
+                 args.n_kv_heads};
   if (batch.n_tokens >= 64) {
     launch_heads<kManyHeads>(p, ctx);
   } else {
