@@ -12,7 +12,7 @@
 // accumulated from an empty state and merged into a second set of accumulators: the bits are those of the other
 // attention kernels. Arithmetic: attention.cuh.
 //
-// Shared memory: 4 x (16 KB keys + 16 KB values) + 32 KB queries. Registers: 232 per consumer thread.
+// Shared memory: 4 x (16 KB keys + 16 KB values) + 32 KB queries. Registers: 240 per consumer thread.
 #include <algorithm>
 
 #include "backend/cuda/attention.cuh"
@@ -65,10 +65,6 @@ template <int kTiles>
 __device__ __forceinline__ void results(float (&x)[kTiles][4]) {
 #pragma unroll
   for (int j = 0; j < kTiles; j++) wgmma_results(x[j]);
-}
-
-__device__ __forceinline__ void fence_to_copy_engine() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // One tile.
@@ -131,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const Att
   __syncthreads();
 
   if (warpgroup == 0) {  // ---- producer
-    fewer_registers<40>();
+    fewer_registers<24>();
     if (thread >= 32) return;
     int at = 0;  // steps so far
     bool waited = false;
@@ -177,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const Att
       turn = __shfl_sync(0xffffffffu, turn, 0);
     }
   } else {  // ---- consumers
-    more_registers<232>();
+    more_registers<240>();
     const int group = warpgroup - 1;
     const int group_thread = thread % 128;
     const int column = lane % 4 * 2;

@@ -104,6 +104,10 @@ __device__ __forceinline__ void bulk_load(uint32_t destination, const void* sour
       "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// Orders this thread's ordinary accesses to shared memory before later ones by the copy engine or wgmma.
+__device__ __forceinline__ void fence_to_copy_engine() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 __device__ __forceinline__ void tensor_prefetch(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

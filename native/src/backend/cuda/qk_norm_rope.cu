@@ -1,9 +1,7 @@
 // Per-head RMSNorm and RoPE of q and k, and the one place that writes the KV blocks (layout: kv_layout.h).
 //
-// A warp takes a few neighbouring heads of one token: one for small batches, kManyHeads for large ones. Lane i holds
-// elements 2i, 2i + 1 and 64 + 2i, 64 + 2i + 1 of a head, i.e. two pairs that RoPE rotates. Sum of squares: ((x0^2 +
-// x1^2) + y0^2) + y1^2 by fma, then a butterfly over the lanes: one order, whatever the batch. Cos and sin:
-// rope_angles.cu. Bound by reading qkv; see native/bench/cuda_attention_bench.cu.
+// A warp takes a few neighbouring heads of one token: one for small batches, kManyHeads for large ones (head_norm.cuh).
+#include "backend/cuda/head_norm.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/kv_layout.h"
 #include "backend/cuda/launch.h"
@@ -34,15 +32,6 @@ struct Params {
   int n_kv_heads;
 };
 
-__device__ __forceinline__ uint32_t pack(float lower, float upper) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
-  return pair;
-}
-__device__ __forceinline__ float2 unpack(uint32_t pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-
 template <int kHeads>
 __global__ void __launch_bounds__(kThreads) qk_norm_rope_kernel(const Params p) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -51,29 +40,19 @@ __global__ void __launch_bounds__(kThreads) qk_norm_rope_kernel(const Params p) 
   const int item = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   const int token = item / pieces;
   const int first_head = item % pieces * kHeads;
-  const uint32_t* q_norm = reinterpret_cast<const uint32_t*>(p.q_norm);
-  const uint32_t* k_norm = reinterpret_cast<const uint32_t*>(p.k_norm);
-  const float2 q_low = unpack(q_norm[lane]);
-  const float2 q_high = unpack(q_norm[32 + lane]);
-  const float2 k_low = unpack(k_norm[lane]);
-  const float2 k_high = unpack(k_norm[32 + lane]);
+  const HeadLane q_norm = load_norm_weight(p.q_norm, lane);
+  const HeadLane k_norm = load_norm_weight(p.k_norm, lane);
   griddep_launch();
   griddep_wait();
   if (token >= p.n_tokens) return;
 
   const int position = p.positions[token];
   const int seq = p.seq_of[token];
-  const float2* row = reinterpret_cast<const float2*>(p.qkv) + static_cast<int64_t>(token) * n_row_heads * 64 + lane;
-  float2 low[kHeads];
-  float2 high[kHeads];
+  const float* row = p.qkv + static_cast<int64_t>(token) * n_row_heads * kHeadDim;
+  HeadLane heads[kHeads];
 #pragma unroll
-  for (int i = 0; i < kHeads; i++) {
-    const int head = min(first_head + i, n_row_heads - 1);
-    low[i] = row[head * 64];
-    high[i] = row[head * 64 + 32];
-  }
+  for (int i = 0; i < kHeads; i++) heads[i] = load_head(row + min(first_head + i, n_row_heads - 1) * kHeadDim, lane);
   const float4 angles = p.angles[static_cast<int64_t>(token) * 32 + lane];
-  const float cos0 = angles.x, sin0 = angles.y, cos1 = angles.z, sin1 = angles.w;
   const int slot = position % kBlockSize;
   int64_t block = 0;
   if (first_head + kHeads > p.n_heads && seq >= 0) {
@@ -86,38 +65,25 @@ __global__ void __launch_bounds__(kThreads) qk_norm_rope_kernel(const Params p) 
 #pragma unroll
   for (int i = 0; i < kHeads; i++) {
     const int head = first_head + i;
-    if (head >= n_row_heads || (seq < 0 && head >= p.n_heads)) break;
-    const float2 x = low[i];
-    const float2 y = high[i];
-    if (seq < 0 && head >= p.n_heads) continue;  // padding writes no KV
+    if (head >= n_row_heads || (seq < 0 && head >= p.n_heads)) break;  // padding writes no KV
+    const HeadLane x = heads[i];
     if (head >= p.n_heads + p.n_kv_heads) {
       const int kv_head = head - p.n_heads - p.n_kv_heads;
       uint32_t* v = reinterpret_cast<uint32_t*>(p.v + (block * p.n_kv_heads + kv_head) * kHeadBlock);
-      v[word] = pack(x.x, x.y);
-      v[word_high] = pack(y.x, y.y);
+      v[word] = head_word(x.low.x, x.low.y);
+      v[word_high] = head_word(x.high.x, x.high.y);
       continue;
     }
-    float sum = __fmaf_rn(y.y, y.y, __fmaf_rn(y.x, y.x, __fmaf_rn(x.y, x.y, __fmul_rn(x.x, x.x))));
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, d));
-    const float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fmul_rn(sum, 1.0f / kHeadDim), p.eps)));
     const bool is_q = head < p.n_heads;
-    const float2 w_low = is_q ? q_low : k_low;
-    const float2 w_high = is_q ? q_high : k_high;
-    const float x0 = __fmul_rn(__fmul_rn(x.x, scale), w_low.x);
-    const float x1 = __fmul_rn(__fmul_rn(x.y, scale), w_low.y);
-    const float y0 = __fmul_rn(__fmul_rn(y.x, scale), w_high.x);
-    const float y1 = __fmul_rn(__fmul_rn(y.y, scale), w_high.y);
-    const uint32_t out_low = pack(__fmaf_rn(x0, cos0, -__fmul_rn(y0, sin0)), __fmaf_rn(x1, cos1, -__fmul_rn(y1, sin1)));
-    const uint32_t out_high = pack(__fmaf_rn(y0, cos0, __fmul_rn(x0, sin0)), __fmaf_rn(y1, cos1, __fmul_rn(x1, sin1)));
+    const HeadWords out = norm_rope(x, is_q ? q_norm : k_norm, angles, p.eps);
     if (is_q) {
       uint32_t* q = reinterpret_cast<uint32_t*>(p.q_out) + (static_cast<int64_t>(token) * p.n_heads + head) * 64 + lane;
-      q[0] = out_low;
-      q[32] = out_high;
+      q[0] = out.low;
+      q[32] = out.high;
     } else {
       uint32_t* k = reinterpret_cast<uint32_t*>(p.k + (block * p.n_kv_heads + head - p.n_heads) * kHeadBlock);
-      k[word] = out_low;
-      k[word_high] = out_high;
+      k[word] = out.low;
+      k[word_high] = out.high;
     }
   }
 }
