@@ -33,6 +33,7 @@ class EngineSettings:
     max_ctx: int = 0
     slots: int = 32
     token_budget: int = 512
+    prefill_spread: int = 48
     max_queue: int = 1024
     threads: int = 0
     kv_gb: float = 0.0
@@ -49,6 +50,7 @@ class EngineSettings:
             max_ctx=args.max_ctx,
             slots=args.slots,
             token_budget=args.token_budget,
+            prefill_spread=args.prefill_spread,
             max_queue=args.max_queue,
             threads=args.threads,
             kv_gb=args.kv_gb,
@@ -66,6 +68,7 @@ class EngineSettings:
             max_context=self.max_ctx,
             max_slots=self.slots,
             token_budget=self.token_budget,
+            prefill_spread=self.prefill_spread,
             max_queue=self.max_queue,
             threads=self.threads,
             kv_bytes=int(self.kv_gb * _GIB),
@@ -146,6 +149,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=512,
         metavar="TOKENS",
         help="tokens computed in one step; smaller is smoother, larger reads long prompts faster (default: 512)",
+    )
+    group.add_argument(
+        "--prefill-spread",
+        type=_integer(0, 4096),
+        default=48,
+        metavar="STEPS",
+        help="while answers stream, spread the prompt tokens that wait over about this many steps; larger is smoother, "
+        "smaller gets first tokens sooner, 0 ends a set of requests soonest (default: 48)",
     )
     group.add_argument(
         "--max-queue",

@@ -135,7 +135,9 @@ typedef struct qwen3_options {
                                 0: all of the model's vocab */
   double yarn_factor;        /* extend the context by YaRN with this factor (1 < f <= 64). 0: as the config says */
   qwen3_log_level log_level; /* lowest level that reaches the callback. Default QWEN3_LOG_INFO */
-  int32_t reserved;          /* 0 */
+  int32_t prefill_spread;    /* while requests decode, a step takes about 1/n of the prompt tokens that wait, 0..4096: even
+                                streams, for a server. 0 (default): prompts fill the token budget, which ends a given
+                                set of requests soonest */
   qwen3_log_callback log;    /* NULL: no logs */
   void* log_user;
   qwen3_progress_callback progress; /* NULL: none */

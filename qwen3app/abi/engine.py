@@ -133,6 +133,7 @@ class Engine:
             native.n_token_ids = options.n_token_ids
             native.yarn_factor = options.yarn_factor
             native.log_level = options.log_level
+            native.prefill_spread = options.prefill_spread
         except OverflowError as error:
             raise EngineError(Status.INVALID_ARGUMENT, f"An engine option is out of range: {error}.") from None
         keep: list[Any] = []

@@ -83,6 +83,7 @@ class EngineOptions:
     n_token_ids: int = 0
     yarn_factor: float = 0.0
     log_level: int = 1
+    prefill_spread: int = 0
 
 
 @dataclass(frozen=True)

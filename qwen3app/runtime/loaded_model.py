@@ -168,6 +168,7 @@ _FLAGS = {
     "kv_bytes": "--kv-gb (in bytes)",
     "max_slots": "--slots",
     "token_budget": "--token-budget",
+    "prefill_spread": "--prefill-spread",
     "max_queue": "--max-queue",
     "threads": "--threads",
     "device": "--device",

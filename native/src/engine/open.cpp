@@ -36,6 +36,7 @@ void check_options(const qwen3_options& o) {
   check_range("max_slots", o.max_slots, 1, 4096);
   check_range("token_budget", o.token_budget, 16, 65536);
   check_range("max_queue", o.max_queue, 0, INT32_MAX);
+  check_range("prefill_spread", o.prefill_spread, 0, 4096);
   check_range("threads", o.threads, 0, 1024);
   check_range("n_token_ids", o.n_token_ids, 0, INT32_MAX);
   check_range("log_level", o.log_level, QWEN3_LOG_DEBUG, QWEN3_LOG_ERROR);
@@ -178,9 +179,11 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
                                    ModelLimits{.token_budget = options.token_budget, .n_blocks = kv.n_blocks});
   pool_ = std::make_unique<BlockPool>(static_cast<int>(kv.n_blocks));
   if (info_.prefix_cache != 0) prefix_cache_ = std::make_unique<PrefixCache>(*pool_, kBlockSize);
-  scheduler_ = std::make_unique<Scheduler>(
-      SchedulerLimits{.max_slots = options.max_slots, .token_budget = options.token_budget, .block_size = kBlockSize},
-      *pool_, prefix_cache_.get());
+  scheduler_ = std::make_unique<Scheduler>(SchedulerLimits{.max_slots = options.max_slots,
+                                                           .token_budget = options.token_budget,
+                                                           .block_size = kBlockSize,
+                                                           .prefill_spread = options.prefill_spread},
+                                           *pool_, prefix_cache_.get());
   info_.max_slots = scheduler_->max_running();
   report("kv", 1, 1);
 

@@ -8,6 +8,15 @@
 
 namespace qwen3 {
 
+namespace {
+
+// Matrix products compute rows in tiles of this many: a row more than a multiple costs as much as a whole tile more. A
+// step that decodes while prompts wait takes two tiles at least, since a smaller one is bound by reading the weights,
+// and half a tile of prompt tokens at least, so that no prompt is stuck behind decodes that fill a tile.
+constexpr int64_t kRowTile = 128;
+
+}  // namespace
+
 Scheduler::Scheduler(const SchedulerLimits& limits, BlockPool& pool, PrefixCache* prefix_cache)
     : limits_(limits),
       max_running_(std::min(limits.max_slots, limits.token_budget)),
@@ -32,7 +41,9 @@ const StepPlan& Scheduler::plan() {
   plan_.n_tokens = 0;
   plan_.admitted.clear();
   plan_.preempted.clear();
+  budget_ = limits_.token_budget;
   plan_decodes();
+  if (limits_.prefill_spread > 0 && plan_.n_tokens > 0) budget_ = budget_beside_decodes();
   plan_prefills();
   admit_waiting();
   for (const Chunk& chunk : plan_.chunks) {  // only now: who is admitted shares no block of this very step
@@ -53,16 +64,28 @@ void Scheduler::plan_decodes() {
   }
 }
 
+// Whole tiles for the decodes that are planned and this step's part of the prompts that could run.
+int Scheduler::budget_beside_decodes() const {
+  int64_t n_prompt = 0;
+  for (const Sequence* sequence : running_)
+    if (sequence->n_pending() > 1) n_prompt += sequence->n_pending();
+  int n_free = max_running_ - n_running();
+  for (auto it = waiting_.begin(); it != waiting_.end() && n_free > 0; ++it, --n_free) n_prompt += (*it)->n_pending();
+  const int64_t wanted = plan_.n_tokens + std::max(kRowTile / 2, n_prompt / limits_.prefill_spread);
+  const int64_t tiles = std::max<int64_t>(2, (wanted + kRowTile - 1) / kRowTile);
+  return static_cast<int>(std::min<int64_t>(limits_.token_budget, tiles * kRowTile));
+}
+
 void Scheduler::plan_prefills() {
   for (Sequence* sequence : running_) {
-    if (plan_.n_tokens == limits_.token_budget) return;
+    if (plan_.n_tokens == budget_) return;
     if (sequence->n_pending() > 1) add_chunk(sequence);  // its blocks were taken at admission
   }
 }
 
 void Scheduler::admit_waiting() {
   for (auto it = waiting_.begin(); it != waiting_.end();) {
-    if (n_running() == max_running_ || plan_.n_tokens == limits_.token_budget) return;
+    if (n_running() == max_running_ || plan_.n_tokens == budget_) return;
     Sequence* sequence = *it;
     if (sibling_computes_prompt(sequence)) {
       ++it;
@@ -172,7 +195,7 @@ void Scheduler::release_blocks(Sequence* sequence) {
 }
 
 void Scheduler::add_chunk(Sequence* sequence) {
-  const int64_t room = limits_.token_budget - plan_.n_tokens;
+  const int64_t room = budget_ - plan_.n_tokens;
   const int64_t n_tokens = std::min(room, sequence->n_pending());
   const bool samples = n_tokens == sequence->n_pending();
   plan_.chunks.push_back({sequence, sequence->n_computed, static_cast<int>(n_tokens), samples});

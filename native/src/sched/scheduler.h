@@ -5,6 +5,9 @@
 // - A step computes at most token_budget tokens. Running decodes come first (one token each), then running prefills,
 //   then waiting sequences are admitted; each in order of priority, then arrival. What is left of a prompt waits for
 //   the next step, so a long prompt delays running decodes by one chunk at most.
+// - With prefill_spread n, a step that decodes takes about an n-th of the prompt tokens that could run: few prompts
+// slow
+//   the streams little, and many are not left to wait.
 // - At most min(max_slots, token_budget) sequences run, so every running decode is in every step.
 // - A sequence is admitted when its prompt's blocks are there (full blocks found in the prefix cache are shared); its
 //   output takes blocks one by one. If none is left, the running sequence that would run last loses its blocks and
@@ -27,6 +30,7 @@ struct SchedulerLimits {
   int max_slots;
   int token_budget;
   int block_size;
+  int prefill_spread = 0;  // 0: prompts fill the token budget
 };
 
 // Tokens [begin, begin + n_tokens) of one sequence, to be computed in this step.
@@ -80,6 +84,7 @@ class Scheduler {
   };
 
   void plan_decodes();
+  int budget_beside_decodes() const;
   void plan_prefills();
   void admit_waiting();
   bool admit(Sequence* sequence);
@@ -101,6 +106,7 @@ class Scheduler {
   std::set<Sequence*, RunsBefore> waiting_;
   std::set<Sequence*, RunsBefore> running_;
   StepPlan plan_;
+  int budget_ = 0;  // of the step that is being planned
 };
 
 }  // namespace qwen3

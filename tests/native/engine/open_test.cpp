@@ -88,6 +88,7 @@ TEST("open: an option out of range is refused by name") {
   refuse("token_budget", [](auto& o) { o.token_budget = 15; });
   refuse("token_budget", [](auto& o) { o.token_budget = 65'537; });
   refuse("max_queue", [](auto& o) { o.max_queue = -1; });
+  refuse("prefill_spread", [](auto& o) { o.prefill_spread = 4'097; });
   refuse("threads", [](auto& o) { o.threads = -1; });
   refuse("threads", [](auto& o) { o.threads = 1025; });
   refuse("n_token_ids", [](auto& o) { o.n_token_ids = -1; });

@@ -36,6 +36,7 @@ struct Setup {
   int n_blocks = 24;
   int max_slots = 5;
   int token_budget = 12;
+  int prefill_spread = 0;
   PrefixCache::Hash hash = PrefixCache::default_hash;
   bool prefix_cache = true;
 };
@@ -47,8 +48,11 @@ class World {
         random_(seed),
         pool_(setup.n_blocks),
         cache_(setup.prefix_cache ? std::make_unique<PrefixCache>(pool_, kTestBlock, setup.hash) : nullptr),
-        scheduler_({.max_slots = setup.max_slots, .token_budget = setup.token_budget, .block_size = kTestBlock}, pool_,
-                   cache_.get()),
+        scheduler_({.max_slots = setup.max_slots,
+                    .token_budget = setup.token_budget,
+                    .block_size = kTestBlock,
+                    .prefill_spread = setup.prefill_spread},
+                   pool_, cache_.get()),
         slots_(static_cast<size_t>(setup.n_blocks) * kTestBlock, kUnwritten) {}
 
   void operate() {
@@ -317,6 +321,7 @@ TEST("scheduler: 100,000 random operations keep every invariant and every sequen
   }
   run({.n_blocks = 12, .max_slots = 8, .token_budget = 6}, 5, 10'000, true);
   run({.n_blocks = 60, .max_slots = 16, .token_budget = 33}, 6, 10'000, true);
+  run({.n_blocks = 60, .max_slots = 64, .token_budget = 500, .prefill_spread = 3}, 7, 10'000, true);
 }
 
 TEST("scheduler: random operations with colliding hashes never mix two texts") {

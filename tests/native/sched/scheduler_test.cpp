@@ -98,6 +98,45 @@ TEST("scheduler: running decodes come first and lose nothing to a long prompt") 
   }
 }
 
+TEST("scheduler: with prefill_spread a step that decodes takes whole tiles, and more of them the more prompts wait") {
+  // 2 decodes and prompts of so many tokens: prefill tokens of the next step, in tiles of 128 rows
+  const auto prefill_tokens = [](int n_waiting, int n_decodes, int spread) {
+    Bench b({.max_slots = 1'000, .token_budget = 2'048, .block_size = 4, .prefill_spread = spread}, 20'000, false);
+    for (int i = 0; i < n_decodes; i++) b.add_one(1, i);
+    b.step();
+    if (n_waiting > 0) b.add_one(n_waiting, 1'000);
+    int n = 0;
+    for (const Chunk& chunk : b.step()) n += chunk.sequence->n_prompt == n_waiting ? chunk.n_tokens : 0;
+    return n;
+  };
+  CHECK_EQ(prefill_tokens(10, 2, 8), 10);
+  CHECK_EQ(prefill_tokens(1'000, 2, 8), 254);          // 2 + 1,000 / 8 rows: two tiles
+  CHECK_EQ(prefill_tokens(4'000, 2, 8), 512 - 2);      // 2 + 500 rows: four
+  CHECK_EQ(prefill_tokens(40'000, 2, 8), 2'048 - 2);   // never more than the budget
+  CHECK_EQ(prefill_tokens(4'000, 2, 0), 2'048 - 2);    // off
+  CHECK_EQ(prefill_tokens(4'000, 0, 8), 2'048);        // nothing decodes: the whole budget
+  CHECK_EQ(prefill_tokens(1'000, 256, 8), 384 - 256);  // 256 + 125 rows
+  CHECK_EQ(prefill_tokens(300, 256, 8), 384 - 256);    // 256 + at least 64
+  CHECK_EQ(prefill_tokens(300, 200, 8), 384 - 200);
+}
+
+TEST("scheduler: with prefill_spread prompts under way and those that have a slot count, others do not") {
+  Bench b({.max_slots = 3, .token_budget = 4'096, .block_size = 4, .prefill_spread = 4}, 20'000, false);
+  b.add_one(1, 1);
+  b.step();
+  for (int i = 0; i < 4; i++) b.add_one(1'500, 2 + i);  // two of them have a slot: 1 + 3,000 / 4 rows are six tiles
+  std::vector<Chunk> chunks = b.step();
+  REQUIRE(chunks.size() == 2);
+  CHECK_EQ(chunks[1].n_tokens, 767);
+  chunks = b.step();  // 733 and 1,500 tokens are left: 1 + 558 rows are five tiles
+  REQUIRE(chunks.size() == 2);
+  CHECK_EQ(chunks[1].n_tokens, 639);
+  chunks = b.step();  // 94 and 1,500: 1 + 398 rows, four tiles
+  REQUIRE(chunks.size() == 3);
+  CHECK_EQ(chunks[1].n_tokens, 94);
+  CHECK_EQ(chunks[2].n_tokens, 512 - 1 - 94);
+}
+
 TEST("scheduler: admission goes by priority, then arrival, up to the slots") {
   Bench b({.max_slots = 3, .token_budget = 100, .block_size = 4}, 32);
   Sequence* const low = b.add_one(2, 1, 5);
