@@ -67,8 +67,9 @@ def test_port_and_addr_together() -> None:
 
 def test_all_flags() -> None:
     flags = "--model m --device cuda:1 --max-ctx 100 --slots 4 --token-budget 64 --max-queue 0 --threads 3 --kv-gb 0.5"
-    more = "--yarn --prefill-spread 9 --no-prefix-cache --log-level error --api-key k --open-metrics --no-think --drain-seconds 1"
-    settings = parse(*flags.split(), *more.split(), "--max-body-mb", "2", "--served-model-name", "a/b")
+    more = "--yarn --no-prefix-cache --log-level error --api-key k --open-metrics --no-think --drain-seconds 1"
+    last = "--max-body-mb 2 --served-model-name a/b --prefill-spread 9"
+    settings = parse(*flags.split(), *more.split(), *last.split())
     options = settings.engine.options()
     assert (options.device, options.max_context, options.max_slots, options.token_budget) == ("cuda:1", 100, 4, 64)
     assert (options.max_queue, options.threads, options.kv_bytes, options.yarn_factor) == (0, 3, 1 << 29, 4.0)
