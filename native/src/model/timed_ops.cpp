@@ -14,10 +14,11 @@ TimedOps::TimedOps(Ops& inner, const Weights& weights, std::span<const KvLayer> 
     labels_[w.post_attention_layernorm] = {"post_attention_layernorm", layer};
     labels_[&w.gate_up_proj] = {"gate_up_proj", layer};
     labels_[&w.down_proj] = {"down_proj", layer};
-    labels_[kv[i].k] = {"attention", layer};
+    labels_[kv[i].k] = {nullptr, layer};
   }
   labels_[weights.norm] = {"norm", -1};
   labels_[&weights.lm_head] = {"lm_head", -1};
+  inner_.set_parts(*this);
 }
 
 void TimedOps::begin() {
@@ -36,10 +37,12 @@ std::vector<OpTime> TimedOps::take() {
   return times;
 }
 
-void TimedOps::note(const void* operand, const char* otherwise) {
+void TimedOps::note(const void* operand, const char* own_name) {
   clock_->stamp();
   const auto found = labels_.find(operand);
-  noted_.push_back(found != labels_.end() ? found->second : Label{otherwise, -1});
+  Label label = found != labels_.end() ? found->second : Label{nullptr, -1};
+  if (label.name == nullptr) label.name = own_name;
+  noted_.push_back(label);
 }
 
 BatchView TimedOps::upload_batch(const BatchArrays& arrays) {
@@ -87,6 +90,14 @@ void TimedOps::qk_norm_rope(const QkNormRopeArgs& args) {
 void TimedOps::attention(const AttentionArgs& args) {
   inner_.attention(args);
   note(args.kv.k, "attention");
+  attention_seen_ = true;
+}
+
+// Where the backend does not fuse, its parts have been noted on the way.
+void TimedOps::self_attention(const SelfAttentionArgs& args) {
+  attention_seen_ = false;
+  inner_.self_attention(args);
+  if (!attention_seen_) note(args.kv.k, "self_attention");
 }
 
 void TimedOps::sample(const SampleArgs& args) {

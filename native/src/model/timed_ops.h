@@ -2,7 +2,8 @@
 //
 // An op is named by the weight it reads, which also tells its layer; ops without weights by themselves, and by the KV
 // of their layer. Ops that a backend would record are issued one by one, and ops that stand for a whole layer or more
-// say that the backend has none, so that their parts are seen. Used by the engine's worker thread for one step.
+// say that the backend has none, so that their parts are seen. What a backend fuses is one op here too. Used by the
+// engine's worker thread for one step.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,9 @@ class TimedOps final : public Ops {
  public:
   // All must outlive the object.
   TimedOps(Ops& inner, const Weights& weights, std::span<const KvLayer> kv);
+  ~TimedOps() override { inner_.set_parts(inner_); }
+  TimedOps(const TimedOps&) = delete;
+  TimedOps& operator=(const TimedOps&) = delete;
 
   void begin();
   // Waits for the ops since begin().
@@ -50,6 +54,7 @@ class TimedOps final : public Ops {
   void gate_up(const GateUpArgs& args) override;
   void qk_norm_rope(const QkNormRopeArgs& args) override;
   void attention(const AttentionArgs& args) override;
+  void self_attention(const SelfAttentionArgs& args) override;
   void sample(const SampleArgs& args) override;
   void run_recorded(uint64_t, const std::function<void()>& issue) override { issue(); }
   void download(std::span<float> out, const float* device) override { inner_.download(out, device); }
@@ -63,16 +68,17 @@ class TimedOps final : public Ops {
 
  private:
   struct Label {
-    const char* name;
+    const char* name;  // nullptr: the op's own
     int layer;
   };
-  // Notes that the op last issued is that of `operand`: a weight, or the keys of a layer.
-  void note(const void* operand, const char* otherwise);
+  // Notes that the op last issued is that of `operand`: a weight, or the keys of a layer, which has no name.
+  void note(const void* operand, const char* own_name);
 
   Ops& inner_;
   std::unique_ptr<OpClock> clock_;
   std::unordered_map<const void*, Label> labels_;
   std::vector<Label> noted_;
+  bool attention_seen_ = false;  // in the self_attention under way
 };
 
 }  // namespace qwen3

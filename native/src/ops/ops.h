@@ -290,26 +290,26 @@ class Ops {
   virtual void qk_norm_rope(const QkNormRopeArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
   virtual void self_attention(const SelfAttentionArgs& args) {
-    linear(
+    parts().linear(
         {.x = args.x, .n_rows = args.batch->n_tokens, .weight = args.qkv_proj, .out = args.qkv, .accumulate = false});
-    qk_norm_rope({.batch = args.batch,
-                  .qkv = args.qkv,
-                  .q_norm = args.q_norm,
-                  .k_norm = args.k_norm,
-                  .angles = args.angles,
-                  .eps = args.eps,
-                  .n_heads = args.n_heads,
-                  .n_kv_heads = args.n_kv_heads,
-                  .head_dim = args.head_dim,
-                  .q_out = args.q,
-                  .kv = args.kv});
-    attention({.batch = args.batch,
-               .q = args.q,
-               .kv = args.kv,
-               .n_heads = args.n_heads,
-               .n_kv_heads = args.n_kv_heads,
-               .head_dim = args.head_dim,
-               .out = args.out});
+    parts().qk_norm_rope({.batch = args.batch,
+                          .qkv = args.qkv,
+                          .q_norm = args.q_norm,
+                          .k_norm = args.k_norm,
+                          .angles = args.angles,
+                          .eps = args.eps,
+                          .n_heads = args.n_heads,
+                          .n_kv_heads = args.n_kv_heads,
+                          .head_dim = args.head_dim,
+                          .q_out = args.q,
+                          .kv = args.kv});
+    parts().attention({.batch = args.batch,
+                       .q = args.q,
+                       .kv = args.kv,
+                       .n_heads = args.n_heads,
+                       .n_kv_heads = args.n_kv_heads,
+                       .head_dim = args.head_dim,
+                       .out = args.out});
   }
   virtual void sample(const SampleArgs& args) = 0;
   // Runs `issue`, which calls ops above. A backend may record what it issues for a key other than 0 and replay that
@@ -333,9 +333,17 @@ class Ops {
   virtual int max_logit_rows() const { return kMaxLogitRows; }
 
   // ---- measuring
+  // An op that is made of other ops calls these on parts(): an Ops around this one puts itself there and sees them.
+  void set_parts(Ops& parts) { parts_ = &parts; }
   virtual std::unique_ptr<OpClock> make_clock() = 0;
   // Takes a second or less and, for that time, up to 2 GB of memory. Throws Error(kOutOfMemory).
   virtual DevicePeaks measure_peaks() = 0;
+
+ protected:
+  Ops& parts() { return *parts_; }
+
+ private:
+  Ops* parts_ = this;
 };
 
 struct BackendOptions {

@@ -81,6 +81,7 @@ struct Faults {
   int32_t poison = -1;                    // texts with this token give NaN ...
   int poison_layer = 0;                   // ... from this layer on
   bool poison_logits_only = false;        // ... or in the logits alone
+  bool fuses_attention = false;           // no fault: self_attention is one op, whose parts nobody sees
 };
 
 class ToyOps final : public qwen3::Ops {
@@ -146,6 +147,17 @@ class ToyOps final : public qwen3::Ops {
         hashes_[static_cast<size_t>(row)] = hash;
         poisoned_[static_cast<size_t>(row)] = poisoned;
       }
+    }
+  }
+
+  void self_attention(const qwen3::SelfAttentionArgs& args) override {
+    if (faults_->fuses_attention) {
+      qwen3::Ops& around = parts();
+      set_parts(*this);
+      Ops::self_attention(args);
+      set_parts(around);
+    } else {
+      Ops::self_attention(args);
     }
   }
 
