@@ -50,7 +50,8 @@ def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
         help="a lower kernel set to compare with: scalar, avx2, avx512, avx512bf16; on a GPU generic (default: auto)",
     )
     add_engine_arguments(parser)
-    parser.set_defaults(slots=0)  # as many as are measured at once
+    # As many slots as are measured at once; prompts as fast as they go, so that all sequences soon decode together.
+    parser.set_defaults(slots=0, prefill_spread=0)
 
 
 @contextmanager
