@@ -1,5 +1,5 @@
 // Checks and times the CUDA attention, the small ops and the sampler. Stand-alone: links attention*.cu,
-// rope_angles.cu, qk_norm_rope.cu, rms_norm.cu, embed.cu, sample.cu and memory.cu.
+// rope_angles.cu, qk_norm_rope.cu, rms_norm.cu, embed.cu, pack.cu, sample*.cu and memory.cu.
 //
 //   cuda_attention_bench [probe] [attention] [long] [ops] [sample] [decode] [prefill] [small]     (none: all)
 //
@@ -111,6 +111,20 @@ struct Buffer {
 Context context(bool hopper, bool pdl = true) {
   return {stream, sm_count, hopper, pdl};
 }
+
+// A packed table of embeddings.
+struct Table {
+  Buffer<bf16> packed;
+  LinearWeight weight;
+  Table(const Buffer<bf16>& rows, int n_rows, int hidden)
+      : packed(packed_bytes(n_rows, hidden, LinearLayout::kConcat) / sizeof(bf16)) {
+    pack({rows.data, n_rows, 0, hidden, LinearLayout::kConcat, 0, packed.data}, context(true));
+    weight.n_out = n_rows;
+    weight.n_in = hidden;
+    weight.n_parts = 1;
+    weight.parts[0] = {packed.data, n_rows};
+  }
+};
 
 __device__ float normal(uint64_t i, uint64_t salt) {
   const uint64_t a = mix_bits((i + 1) * 0x9e3779b97f4a7c15u + salt);
@@ -548,7 +562,8 @@ void op_checks() {
     BatchView batch{};
     batch.n_tokens = n;
     batch.token_ids = d_ids.data;
-    cuda::embed({&batch, d_table.data, hidden, e.data}, nullptr, context(true));
+    const Table packed(d_table, vocab, hidden);
+    cuda::embed({&batch, &packed.weight, e.data}, nullptr, context(true));
     cuda::rms_norm({d_x.data, d_weight.data, nullptr, n, hidden, 1e-6f, y.data}, context(true));
     cuda::rms_norm({d_x.data, d_weight.data, d_index.data, n, hidden, 1e-6f, z.data}, context(true));
     const std::vector<float> e_host = e.host();
@@ -759,20 +774,20 @@ struct Sampler {
         vocab(vocab_size),
         n(n_ids),
         memory(sample_workspace_bytes(int(rows.size()), vocab_size)),
-        staging(sample_staging_bytes(rows)),
+        staging(sample_staging_bytes(rows, rows.size())),
         last(rows.size()) {
     memory.poison();
     std::vector<std::byte> host(staging.n + 16);
-    needs = stage_sample_rows(rows, host.data(), staging.data);
-    ok(cudaMemcpyAsync(staging.data, host.data(), staging.n, cudaMemcpyHostToDevice, stream));
-    finish();
     ok(cudaMallocHost(&results, rows.size() * sizeof(SampleResult)));
     std::memset(static_cast<void*>(results), 0xff, rows.size() * sizeof(SampleResult));
+    needs = stage_sample_rows(rows, rows.size(), results, host.data(), staging.data);
+    ok(cudaMemcpyAsync(staging.data, host.data(), staging.n, cudaMemcpyHostToDevice, stream));
+    finish();
   }
   ~Sampler() { ok(cudaFreeHost(results)); }
   void run(const float* logits) {
-    cuda::sample({logits, vocab, n, n_rows, reinterpret_cast<const SampleRowDevice*>(staging.data), needs, results,
-                  last.data, memory.data, n_rows},
+    cuda::sample({logits, vocab, n, n_rows, reinterpret_cast<const SampleRowDevice*>(staging.data), needs, last.data,
+                  memory.data, n_rows},
                  context(true));
   }
 };
@@ -1019,12 +1034,13 @@ void small_times() {
   const size_t most = 8192;
   Buffer<float> x(most * size_t(hidden)), qkv(most * size_t(row)), freq(std::vector<float>(64, 0.01f));
   Buffer<float> angles(most * 128);
-  Buffer<bf16> y(most * hidden), weight(size_t{hidden}), emb(size_t{1000} * hidden);
+  Buffer<bf16> y(most * hidden), weight(size_t{hidden}), emb_rows(size_t{1000} * hidden);
   Buffer<bf16> q(most * 4096), k(size_t(300 * kv) * kHeadBlock), v(size_t{300} * kv * kHeadBlock);
   fill(x.data, x.n, 1.0f, 1);
   fill(qkv.data, qkv.n, 1.0f, 2);
   fill(weight.data, weight.n, 1.0f, 3);
-  fill(emb.data, emb.n, 1.0f, 4);
+  fill(emb_rows.data, emb_rows.n, 1.0f, 4);
+  const Table emb(emb_rows, 1000, hidden);
   std::vector<int32_t> zeros(most), positions(most), blocks(300);
   std::iota(positions.begin(), positions.end(), 0);
   std::iota(blocks.begin(), blocks.end(), 0);
@@ -1032,7 +1048,7 @@ void small_times() {
   for (const int n : {1, 8, 64, 256, 8192}) {
     BatchView batch{n, 1, 300, d_zero.data, d_positions.data, d_zero.data, nullptr, d_blocks.data};
     now = "small ops, " + std::to_string(n);
-    const double a = time_us(40, [&](int) { cuda::embed({&batch, emb.data, hidden, x.data}, nullptr, context(true)); });
+    const double a = time_us(40, [&](int) { cuda::embed({&batch, &emb.weight, x.data}, nullptr, context(true)); });
     const double b = time_us(
         40, [&](int) { cuda::rms_norm({x.data, weight.data, nullptr, n, hidden, 1e-6f, y.data}, context(true)); });
     const double c = time_us(40, [&](int) {

@@ -216,19 +216,36 @@ bool Engine::issue(Lock& lock) {
     flight.requests.push_back(requests_.at(static_cast<const Sample*>(chunk.sequence)->request->id));
   build_batch(flight);
   const BatchArrays arrays = flight.batch.arrays();  // copies the block tables, which a cancel may change from now on
-
-  lock.unlock();
-  model_->forward(arrays);
-  lock.lock();
-
-  collect_rows(flight);
-  lock.unlock();
-  model_->sample(flight.rows, info_.n_token_ids, flight.results);
-  flight.mark = model_->ops().mark();
-  lock.lock();
+  compute(flight, arrays, lock);
   next_flight_ = (next_flight_ + 1) % flights_.size();
   n_flying_++;
   return true;
+}
+
+// Where a sample is constrained, the rows are collected after the layers, so that its mask may come while they are
+// computed.
+void Engine::compute(Flight& flight, const BatchArrays& arrays, Lock& lock) {
+  const bool constrained = std::any_of(flight.requests.begin(), flight.requests.end(),
+                                       [](const auto& request) { return request->constrained; });
+  if (constrained) {
+    lock.unlock();
+    model_->forward(arrays);
+    model_->ops().wait();
+    lock.lock();
+  }
+  collect_rows(flight);
+  lock.unlock();
+  if (constrained) {
+    model_->sample(flight.logit_rows, flight.rows, flight.results);
+  } else {
+    BatchArrays with_rows = arrays;
+    with_rows.logit_rows = flight.logit_rows;
+    with_rows.sample_rows = flight.rows;
+    with_rows.results = flight.results;
+    model_->forward(with_rows);
+  }
+  flight.mark = model_->ops().mark();
+  lock.lock();
 }
 
 // Waits for the oldest step in flight and makes its results known.
@@ -293,6 +310,7 @@ void Engine::build_batch(Flight& flight) {
 // Decides which rows of the step need logits: prompt tokens to be scored, and the last row of each sample whose next
 // token is due (and whose mask is there, if it is constrained).
 void Engine::collect_rows(Flight& flight) {
+  flight.logit_rows.clear();
   flight.rows.clear();
   flight.row_owners.clear();
   flight.masks.clear();
@@ -310,7 +328,8 @@ void Engine::collect_rows(Flight& flight) {
         row.target = sample.tokens[static_cast<size_t>(p) + 1];
         row.logprob = true;
         row.n_top = request.sampling.n_top;
-        flight.rows.push_back({static_cast<int32_t>(flight.first_rows[i] + p - chunk.begin), row});
+        flight.logit_rows.push_back(static_cast<int32_t>(flight.first_rows[i] + p - chunk.begin));
+        flight.rows.push_back(row);
         flight.row_owners.push_back({i, p + 1});
       }
     }
@@ -329,7 +348,8 @@ void Engine::collect_rows(Flight& flight) {
     row.history = sample.history.counts();
     if (position - sample.n_prompt < request.min_tokens) row.forbidden = request.end_ids;
     sample.sampled_row = static_cast<int32_t>(flight.rows.size());
-    flight.rows.push_back({flight.first_rows[i] + chunk.n_tokens - 1, row});
+    flight.logit_rows.push_back(flight.first_rows[i] + chunk.n_tokens - 1);
+    flight.rows.push_back(row);
     flight.row_owners.push_back({i, -1});
   }
   flight.results.assign(flight.rows.size(), SampleResult{});

@@ -97,8 +97,9 @@ class Engine {
     int n_tokens = 0;
     std::vector<std::shared_ptr<Request>> requests;  // of the chunks: alive until the results are read
     StepBatch batch;
-    std::vector<int32_t> first_rows;  // of each chunk
-    std::vector<LogitRow> rows;
+    std::vector<int32_t> first_rows;           // of each chunk
+    std::vector<int32_t> logit_rows;           // token rows that need logits
+    std::vector<SampleRow> rows;               // [logit_rows]
     std::vector<RowOwner> row_owners;          // [rows]
     std::vector<SampleResult> results;         // [rows]
     std::vector<std::vector<uint32_t>> masks;  // that rows refer to
@@ -115,6 +116,7 @@ class Engine {
   void note_admissions(const StepPlan& plan);
   void build_batch(Flight& flight);
   void collect_rows(Flight& flight);
+  void compute(Flight& flight, const BatchArrays& arrays, Lock& lock);
   size_t commit(const Flight& flight);
   void commit_sample(Sample& sample, const SampleResult* result);
   void report_nonfinite(const Flight& flight, Lock& lock);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "engine/engine.h"
+#include "engine/landing.h"
 
 namespace qwen3 {
 
@@ -126,15 +127,18 @@ void Engine::score_logprobs(std::span<const int32_t> tokens, std::span<float> ou
   if (!out.empty()) out[0] = NAN;
   try {
     advance(sequence, tokens, [&](size_t first, size_t n) {
-      std::vector<LogitRow> rows;
+      std::vector<int32_t> token_rows;
+      std::vector<SampleRow> rows;
       for (size_t i = 0; i < n && first + i + 1 < tokens.size(); i++) {
         SampleRow row;
         row.target = tokens[first + i + 1];
         row.logprob = true;
-        rows.push_back({static_cast<int32_t>(i), row});
+        token_rows.push_back(static_cast<int32_t>(i));
+        rows.push_back(row);
       }
       std::vector<SampleResult> results(rows.size());
-      model_->sample(rows, info_.n_token_ids, results);
+      const Landing landing{model_->ops()};
+      model_->sample(token_rows, rows, results);
       model_->ops().wait();
       for (size_t i = 0; i < results.size(); i++) out[first + i + 1] = results[i].logprob;
     });

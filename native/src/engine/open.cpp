@@ -143,7 +143,7 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
   auto weights = std::make_unique<Weights>(std::move(checkpoint), config, *ops, [this](uint64_t done, uint64_t total) {
     return progress("weights", done, total);
   });
-  const uint64_t workspace = Model::workspace_bytes(config, options.token_budget, ops->max_logit_rows());
+  const uint64_t workspace = Model::workspace_bytes(config, options.token_budget, *ops);
   const KvSize kv = size_kv(options, config, kv_room(ops->info(), weights->total_bytes, workspace));
   report("kv", 0, 1);
 
@@ -175,8 +175,9 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
   copy_text(info_.device_name, device.device_name);
   copy_text(info_.kernels, device.kernels);
 
-  model_ = std::make_unique<Model>(config, std::move(ops), std::move(weights),
-                                   ModelLimits{.token_budget = options.token_budget, .n_blocks = kv.n_blocks});
+  model_ = std::make_unique<Model>(
+      config, std::move(ops), std::move(weights),
+      ModelLimits{.token_budget = options.token_budget, .n_blocks = kv.n_blocks, .n_token_ids = info_.n_token_ids});
   pool_ = std::make_unique<BlockPool>(static_cast<int>(kv.n_blocks));
   if (info_.prefix_cache != 0) prefix_cache_ = std::make_unique<PrefixCache>(*pool_, kBlockSize);
   scheduler_ = std::make_unique<Scheduler>(SchedulerLimits{.max_slots = options.max_slots,

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "engine/engine.h"
+#include "engine/landing.h"
 
 namespace qwen3 {
 
@@ -38,17 +39,6 @@ int64_t length_of(const std::vector<OpTime>& ops) {
   return ops.empty() ? 0 : ops.back().end_ns;
 }
 
-// Results on their way are written where the step wants them: after a failure too, that place must live until then.
-struct Landing {
-  Ops& ops;
-  ~Landing() {
-    try {
-      ops.wait();
-    } catch (const Error&) {  // a device that failed: what brought us here says so
-    }
-  }
-};
-
 }  // namespace
 
 DevicePeaks Engine::measure_peaks() {
@@ -77,19 +67,20 @@ StepProfile Engine::profile_step(const qwen3_profile_spec& spec) {
               [&](size_t, size_t) { model_->ops().wait(); });
     on_worker([&] {
       batch_.clear();
-      std::vector<LogitRow> rows;
+      std::vector<int32_t> logit_rows;
       for (size_t i = 0; i < sequences.size(); i++) {
         hold_blocks(sequences[i], spec.n_past + spec.n_tokens);
         const int32_t first =
             batch_.add(random_tokens(spec.n_tokens, ~i, info_.n_token_ids), spec.n_past, sequences[i].blocks);
-        rows.push_back({first + spec.n_tokens - 1, SampleRow{}});
+        logit_rows.push_back(first + spec.n_tokens - 1);
       }
-      const BatchArrays arrays = batch_.arrays();
+      const std::vector<SampleRow> rows(logit_rows.size());
       std::vector<SampleResult> results(rows.size());
-      const auto step = [&] {
-        model_->forward(arrays);
-        model_->sample(rows, info_.n_token_ids, results);
-      };
+      BatchArrays arrays = batch_.arrays();
+      arrays.logit_rows = logit_rows;
+      arrays.sample_rows = rows;
+      arrays.results = results;
+      const auto step = [&] { model_->forward(arrays); };
       Ops& ops = model_->ops();
       const Landing landing{ops};
       for (int i = 0; i < kWarmUps; i++) step();

@@ -20,14 +20,20 @@ namespace qwen3 {
 void Model::forward(const BatchArrays& arrays) {
   const BatchView batch = ops_->upload_batch(arrays);
   ops_->run_recorded(batch.record_key, [&] {
-    begin_layers(batch);
-    for (size_t layer = 0; layer < weights_->layers.size(); layer++)
-      run_layer(weights_->layers[layer], kv_[layer], batch);
+    run_layers(batch);
+    if (batch.records_rows) run_rows(batch, arrays.sample_rows, arrays.results);
   });
+  if (!batch.records_rows) run_rows(batch, arrays.sample_rows, arrays.results);
+}
+
+void Model::run_layers(const BatchView& batch) {
+  begin_layers(batch);
+  for (size_t layer = 0; layer < weights_->layers.size(); layer++)
+    run_layer(weights_->layers[layer], kv_[layer], batch);
 }
 
 void Model::begin_layers(const BatchView& batch) {
-  ops_->embed({.batch = &batch, .table = weights_->embed_tokens, .hidden = config_.hidden, .out = x_});
+  ops_->embed({.batch = &batch, .table = &weights_->embed_tokens, .out = x_});
   ops_->rope_angles({.batch = &batch,
                      .inv_freq = rope_inv_freq_,
                      .rope_scale = rope_scale_,
@@ -69,49 +75,48 @@ void Model::run_layer(const LayerWeights& w, const KvLayer& kv, const BatchView&
   ops_->linear({.x = activation_, .n_rows = n, .weight = &w.down_proj, .out = x_, .accumulate = true});
 }
 
-void Model::compute_logits(std::span<const int32_t> token_rows) {
-  const int n = static_cast<int>(token_rows.size());
-  ops_->rms_norm({.x = x_,
-                  .weight = weights_->norm,
-                  .row_index = ops_->upload_rows(token_rows),
-                  .n_rows = n,
-                  .hidden = config_.hidden,
-                  .eps = config_.rms_norm_eps,
-                  .out = normed_});
-  ops_->linear({.x = normed_, .n_rows = n, .weight = &weights_->lm_head, .out = logits_, .accumulate = false});
+// Computes logits piece by piece, as many rows as logits_ holds, and calls use(first row, n rows) after each.
+template <typename Use>
+void Model::for_logits(const BatchView& batch, const Use& use) {
+  for (int first = 0; first < batch.n_logit_rows; first += ops_->max_logit_rows()) {
+    const int n = std::min(ops_->max_logit_rows(), batch.n_logit_rows - first);
+    ops_->rms_norm({.x = x_,
+                    .weight = weights_->norm,
+                    .row_index = batch.logit_rows + first,
+                    .n_rows = n,
+                    .hidden = config_.hidden,
+                    .eps = config_.rms_norm_eps,
+                    .out = normed_});
+    ops_->linear({.x = normed_, .n_rows = n, .weight = &weights_->lm_head, .out = logits_, .accumulate = false});
+    use(static_cast<size_t>(first), static_cast<size_t>(n));
+  }
 }
 
-void Model::sample(std::span<const LogitRow> rows, int n_token_ids, std::span<SampleResult> results) {
-  std::vector<int32_t> token_rows;
-  std::vector<SampleRow> sample_rows;
-  const size_t max_rows = static_cast<size_t>(ops_->max_logit_rows());
-  for (size_t begin = 0; begin < rows.size(); begin += max_rows) {
-    const std::span<const LogitRow> piece = rows.subspan(begin, std::min(max_rows, rows.size() - begin));
-    token_rows.clear();
-    sample_rows.clear();
-    for (const LogitRow& row : piece) {
-      token_rows.push_back(row.token_row);
-      sample_rows.push_back(row.sample);
-    }
-    compute_logits(token_rows);
+void Model::run_rows(const BatchView& batch, std::span<const SampleRow> rows, std::span<SampleResult> results) {
+  for_logits(batch, [&](size_t first, size_t n) {
+    const size_t n_real = std::min(n, rows.size() - first);
     ops_->sample({.logits = logits_,
                   .vocab = config_.vocab,
-                  .n_token_ids = n_token_ids,
-                  .rows = sample_rows,
-                  .results = results.subspan(begin, piece.size()),
-                  .first_row = static_cast<int>(begin)});
-  }
+                  .n_token_ids = n_token_ids_,
+                  .rows = rows.subspan(first, n_real),
+                  .results = results.subspan(first, n_real),
+                  .first_row = static_cast<int>(first),
+                  .n_rows = static_cast<int>(n),
+                  .workspace = sampling_});
+  });
+}
+
+void Model::sample(std::span<const int32_t> token_rows, std::span<const SampleRow> rows,
+                   std::span<SampleResult> results) {
+  run_rows(ops_->upload_batch({.logit_rows = token_rows, .sample_rows = rows, .results = results}), rows, results);
 }
 
 void Model::logits(std::span<const int32_t> token_rows, std::span<float> out) {
   const size_t vocab = static_cast<size_t>(config_.vocab);
-  const size_t max_rows = static_cast<size_t>(ops_->max_logit_rows());
-  for (size_t begin = 0; begin < token_rows.size(); begin += max_rows) {
-    const std::span<const int32_t> piece = token_rows.subspan(begin, std::min(max_rows, token_rows.size() - begin));
-    compute_logits(piece);
-    ops_->download(out.subspan(begin * vocab, piece.size() * vocab), logits_);
+  for_logits(ops_->upload_batch({.logit_rows = token_rows}), [&](size_t first, size_t n) {
+    ops_->download(out.subspan(first * vocab, n * vocab), logits_);
     ops_->wait();
-  }
+  });
 }
 
 int Model::find_nonfinite_layer(const BatchArrays& arrays) {

@@ -9,13 +9,14 @@ namespace {
 
 // Sizes of the workspace buffers, so that the estimate before opening and the allocation cannot differ.
 struct WorkspaceSizes {
-  uint64_t x, angles, normed, qkv, q, attention, activation, logits;
-  uint64_t total() const { return x + angles + normed + qkv + q + attention + activation + logits; }
+  uint64_t x, angles, normed, qkv, q, attention, activation, logits, sampling;
+  uint64_t total() const { return x + angles + normed + qkv + q + attention + activation + logits + sampling; }
 };
 
-WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget, int max_logit_rows) {
+WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget, const Ops& ops) {
+  const uint64_t logit_rows = static_cast<uint64_t>(ops.max_logit_rows());
   const uint64_t rows = (static_cast<uint64_t>(token_budget) + kRowPadding - 1) / kRowPadding * kRowPadding;
-  const uint64_t norm_rows = std::max(rows, static_cast<uint64_t>(max_logit_rows));
+  const uint64_t norm_rows = std::max(rows, logit_rows);
   const uint64_t hidden = static_cast<uint64_t>(c.hidden);
   const uint64_t q_width = static_cast<uint64_t>(c.n_heads) * static_cast<uint64_t>(c.head_dim);
   const uint64_t kv_width = static_cast<uint64_t>(c.n_kv_heads) * static_cast<uint64_t>(c.head_dim);
@@ -27,7 +28,8 @@ WorkspaceSizes workspace_sizes(const ModelConfig& c, int token_budget, int max_l
       .q = rows * q_width * sizeof(bf16),
       .attention = rows * q_width * sizeof(bf16),
       .activation = rows * static_cast<uint64_t>(c.intermediate) * sizeof(bf16),
-      .logits = static_cast<uint64_t>(max_logit_rows) * static_cast<uint64_t>(c.vocab) * sizeof(float),
+      .logits = logit_rows * static_cast<uint64_t>(c.vocab) * sizeof(float),
+      .sampling = ops.sample_workspace_bytes(c.vocab),
   };
 }
 
@@ -42,23 +44,27 @@ uint64_t Model::kv_block_bytes(const ModelConfig& config) {
   return 2 * layer_kv_bytes(config) * static_cast<uint64_t>(config.n_layers);
 }
 
-uint64_t Model::workspace_bytes(const ModelConfig& config, int token_budget, int max_logit_rows) {
-  return workspace_sizes(config, token_budget, max_logit_rows).total();
+uint64_t Model::workspace_bytes(const ModelConfig& config, int token_budget, const Ops& ops) {
+  return workspace_sizes(config, token_budget, ops).total();
 }
 
 Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, std::unique_ptr<Weights> weights,
              const ModelLimits& limits)
-    : config_(config), weights_(std::move(weights)), backend_(std::move(ops)), ops_(backend_.get()) {
+    : config_(config),
+      n_token_ids_(limits.n_token_ids),
+      weights_(std::move(weights)),
+      backend_(std::move(ops)),
+      ops_(backend_.get()) {
   rope_inv_freq_ = ops_->load_floats(rope_inv_freq(config_.rope, config_.head_dim));
   rope_scale_ = rope_attention_scale(config_.rope);
 
-  const uint64_t pool = layer_kv_bytes(config_) * static_cast<uint64_t>(limits.n_blocks);
-  for (int layer = 0; layer < config_.n_layers; layer++) {
-    kv_.push_back({.k = static_cast<bf16*>(ops_->allocate(pool, "the KV pool")),
-                   .v = static_cast<bf16*>(ops_->allocate(pool, "the KV pool"))});
-  }
+  // One allocation: a device rounds each one up, which would add up over the layers.
+  const uint64_t pool = kv_block_bytes(config_) * static_cast<uint64_t>(limits.n_blocks);
+  bf16* kv = static_cast<bf16*>(ops_->allocate(pool, "the KV pool"));
+  const uint64_t part = layer_kv_bytes(config_) / sizeof(bf16) * static_cast<uint64_t>(limits.n_blocks);
+  for (int layer = 0; layer < config_.n_layers; layer++, kv += 2 * part) kv_.push_back({.k = kv, .v = kv + part});
 
-  const WorkspaceSizes sizes = workspace_sizes(config_, limits.token_budget, ops_->max_logit_rows());
+  const WorkspaceSizes sizes = workspace_sizes(config_, limits.token_budget, *ops_);
   const auto allocate = [&](uint64_t bytes) { return ops_->allocate(bytes, "the workspace"); };
   x_ = static_cast<float*>(allocate(sizes.x));
   angles_ = static_cast<float*>(allocate(sizes.angles));
@@ -68,6 +74,7 @@ Model::Model(const ModelConfig& config, std::unique_ptr<Ops> ops, std::unique_pt
   attention_ = static_cast<bf16*>(allocate(sizes.attention));
   activation_ = static_cast<bf16*>(allocate(sizes.activation));
   logits_ = static_cast<float*>(allocate(sizes.logits));
+  sampling_ = allocate(sizes.sampling);
 }
 
 std::vector<OpTime> Model::time_ops(const std::function<void()>& step) {

@@ -1,7 +1,8 @@
 // The model on a device: weights, KV pool, workspace, and the forward pass over Ops.
 //
 // It knows token rows, positions and block tables; it knows no requests and no scheduling. Only the engine's worker
-// thread calls it once it has been made. A step is forward(), then sample() or logits() on any rows of that step.
+// thread calls it once it has been made. A step is forward(), whose batch names the rows to sample; where they are not
+// known before, sample() follows on rows of the same step.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,7 @@ namespace qwen3 {
 struct ModelLimits {
   int token_budget;  // most token rows of a step
   int64_t n_blocks;  // KV blocks
-};
-
-// A row of the last forward() and what to do with its logits.
-struct LogitRow {
-  int32_t token_row;
-  SampleRow sample;
+  int n_token_ids;   // ids from here on are never sampled
 };
 
 class Model {
@@ -35,34 +31,38 @@ class Model {
 
   static uint64_t kv_block_bytes(const ModelConfig& config);
   // Activations, logits and tables for `token_budget` rows.
-  static uint64_t workspace_bytes(const ModelConfig& config, int token_budget, int max_logit_rows);
+  static uint64_t workspace_bytes(const ModelConfig& config, int token_budget, const Ops& ops);
 
   const ModelConfig& config() const { return config_; }
   const Weights& weights() const { return *weights_; }
   Ops& ops() { return *ops_; }
 
-  // Runs `step`, which calls forward(), sample() and nothing that waits, and returns what each of its ops took. Ops are
+  // Runs `step`, which calls forward() and nothing that waits, and returns what each of its ops took. Ops are
   // issued one by one, not recorded.
   std::vector<OpTime> time_ops(const std::function<void()>& step);
 
-  // Runs all layers over the batch's tokens and writes their keys and values to the KV pool.
+  // Runs all layers over the batch's tokens and writes their keys and values to the KV pool; then samples or scores the
+  // batch's rows, any number of them. Results are there by the time of ops().wait() or a later mark's.
   void forward(const BatchArrays& batch);
-  // Samples or scores rows of the last forward(), any number of them. results: [rows.size()], filled by the time of
-  // ops().wait() or a later mark's.
-  void sample(std::span<const LogitRow> rows, int n_token_ids, std::span<SampleResult> results);
-  // Raw logits of rows of the last forward(). out: [token_rows.size(), vocab] in host memory.
+  // Samples rows of the last forward(), one result each.
+  void sample(std::span<const int32_t> token_rows, std::span<const SampleRow> rows, std::span<SampleResult> results);
+  // Raw logits of rows of the last forward(). out: [token_rows.size(), vocab] in host memory. Waits for them.
   void logits(std::span<const int32_t> token_rows, std::span<float> out);
   // Repeats forward() and returns the first layer whose output is not finite; -1 for the embedding, n_layers if all
   // are.
   int find_nonfinite_layer(const BatchArrays& batch);
 
  private:
+  void run_layers(const BatchView& batch);
   // The embedding, and what all layers share.
   void begin_layers(const BatchView& batch);
   void run_layer(const LayerWeights& weights, const KvLayer& kv, const BatchView& batch);
-  void compute_logits(std::span<const int32_t> token_rows);
+  void run_rows(const BatchView& batch, std::span<const SampleRow> rows, std::span<SampleResult> results);
+  template <typename Use>
+  void for_logits(const BatchView& batch, const Use& use);
 
   const ModelConfig config_;
+  const int n_token_ids_;
   // Destroyed in reverse order: on the CPU, ops refer to the weights' mapping, so the weights go last.
   std::unique_ptr<Weights> weights_;
   std::unique_ptr<Ops> backend_;
@@ -79,6 +79,7 @@ class Model {
   bf16* attention_;   // [token_budget, n_heads * head_dim]
   bf16* activation_;  // [token_budget, intermediate]
   float* logits_;     // [max_logit_rows, vocab]
+  void* sampling_;    // the backend's
 };
 
 }  // namespace qwen3

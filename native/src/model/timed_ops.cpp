@@ -51,12 +51,6 @@ BatchView TimedOps::upload_batch(const BatchArrays& arrays) {
   return view;
 }
 
-const int32_t* TimedOps::upload_rows(std::span<const int32_t> rows) {
-  const int32_t* view = inner_.upload_rows(rows);
-  note(nullptr, "upload");
-  return view;
-}
-
 void TimedOps::embed(const EmbedArgs& args) {
   inner_.embed(args);
   note(nullptr, "embed_tokens");

@@ -42,11 +42,10 @@ class TimedOps final : public Ops {
   LinearWeight load_linear(std::span<const HostMatrix> parts, LinearLayout layout) override {
     return inner_.load_linear(parts, layout);
   }
-  const bf16* load_table(const HostMatrix& table) override { return inner_.load_table(table); }
+  const bf16* load_vector(const HostMatrix& vector) override { return inner_.load_vector(vector); }
   const float* load_floats(std::span<const float> values) override { return inner_.load_floats(values); }
 
   BatchView upload_batch(const BatchArrays& arrays) override;
-  const int32_t* upload_rows(std::span<const int32_t> rows) override;
   void embed(const EmbedArgs& args) override;
   void rope_angles(const RopeAnglesArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
@@ -63,6 +62,7 @@ class TimedOps final : public Ops {
   uint64_t mark() override { return inner_.mark(); }
   void wait_for(uint64_t mark) override { inner_.wait_for(mark); }
   int max_logit_rows() const override { return inner_.max_logit_rows(); }
+  uint64_t sample_workspace_bytes(int vocab) const override { return inner_.sample_workspace_bytes(vocab); }
   std::unique_ptr<OpClock> make_clock() override { return inner_.make_clock(); }
   DevicePeaks measure_peaks() override { return inner_.measure_peaks(); }
 

@@ -59,7 +59,7 @@ void Weights::count(const HostTensor& tensor, const LoadProgress& progress) {
 Weights::Weights(Checkpoint checkpoint, const ModelConfig& config, Ops& ops, const LoadProgress& progress)
     : checkpoint_(std::move(checkpoint)) {
   const auto vector = [&](const HostTensor& tensor) {
-    const bf16* loaded = ops.load_table(as_bf16(tensor));
+    const bf16* loaded = ops.load_vector(as_bf16(tensor));
     count(tensor, progress);
     return loaded;
   };
@@ -71,9 +71,7 @@ Weights::Weights(Checkpoint checkpoint, const ModelConfig& config, Ops& ops, con
     return loaded;
   };
 
-  const HostMatrix embedding = as_bf16(checkpoint_.embed_tokens);
-  embed_tokens = ops.load_table(embedding);
-  count(checkpoint_.embed_tokens, progress);
+  embed_tokens = linear({&checkpoint_.embed_tokens}, LinearLayout::kConcat);
   layers.reserve(checkpoint_.layers.size());
   for (const LayerTensors& t : checkpoint_.layers) {
     layers.push_back({
@@ -88,11 +86,8 @@ Weights::Weights(Checkpoint checkpoint, const ModelConfig& config, Ops& ops, con
     });
   }
   norm = vector(checkpoint_.norm);
-  if (config.tied) {
-    lm_head = ops.load_linear(std::span(&embedding, 1), LinearLayout::kConcat);
-  } else {
-    lm_head = linear({&checkpoint_.lm_head}, LinearLayout::kConcat);
-  }
+  lm_head = config.tied ? embed_tokens : linear({&checkpoint_.lm_head}, LinearLayout::kConcat);
+  ops.finish_loading();
 }
 
 }  // namespace qwen3

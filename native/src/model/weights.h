@@ -31,10 +31,10 @@ class Weights {
   // Keeps the checkpoint's mapping: on the CPU the weights are the mapped file.
   Weights(Checkpoint checkpoint, const ModelConfig& config, Ops& ops, const LoadProgress& progress);
 
-  const bf16* embed_tokens;  // [vocab, hidden]
+  LinearWeight embed_tokens;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
   const bf16* norm;          // [hidden]
-  LinearWeight lm_head;      // [vocab, hidden]
+  LinearWeight lm_head;      // [vocab, hidden]; embed_tokens itself when tied
   uint64_t total_bytes = 0;  // as bfloat16
   int64_t n_parameters = 0;
 

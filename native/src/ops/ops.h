@@ -76,15 +76,25 @@ struct BatchView {
   const int32_t* seq_of;        // [n_tokens] index of the token's sequence in this step; -1: a row of padding
   const int32_t* query_start;   // [n_seqs + 1] first token row of each sequence; the last entry is n_tokens
   const int32_t* block_tables;  // [n_seqs, max_blocks] KV block of positions j * kBlockSize .. of each sequence
-  uint64_t record_key;          // batches of equal keys, 0 excepted, take the same ops with the same arguments
+  int n_logit_rows;
+  const int32_t* logit_rows;  // [n_logit_rows] token rows whose logits are wanted
+  uint64_t record_key;        // batches of equal keys, 0 excepted, take the same ops with the same arguments
+  bool records_rows;          // the key speaks of the logits and the sampling too, not of the layers alone
 };
 
-// Host arrays that become a BatchView; same shapes, without padding.
+struct SampleRow;
+struct SampleResult;
+
+// Host arrays that become a BatchView; same shapes, without padding. Everything that a step reads from the host is in
+// it, so that it reaches the device in one copy.
 struct BatchArrays {
   int n_tokens = 0;
   int n_seqs = 0;
   int max_blocks = 0;
-  std::span<const int32_t> token_ids, positions, seq_of, query_start, block_tables;
+  std::span<const int32_t> token_ids{}, positions{}, seq_of{}, query_start{}, block_tables{};
+  std::span<const int32_t> logit_rows{};     // any number of them
+  std::span<const SampleRow> sample_rows{};  // what to do with each logit row; empty: raw logits are wanted
+  std::span<SampleResult> results{};         // one for each sample row; host memory, filled by the time of `wait`
 };
 
 // One layer's part of the paged KV pool. Each of k and v has n_blocks blocks of kBlockSize * n_kv_heads * head_dim
@@ -96,16 +106,15 @@ struct KvLayer {
 
 struct EmbedArgs {
   const BatchView* batch;
-  const bf16* table;  // [vocab, hidden]
-  int hidden;
-  float* out;  // [n_tokens, hidden]
+  const LinearWeight* table;  // [vocab, hidden], one part
+  float* out;                 // [n_tokens, hidden]
 };
 
 // out[i] = x[i] * rsqrt(mean(x[i]^2) + eps) * weight, rows independent.
 struct RmsNormArgs {
   const float* x;            // [*, hidden]
   const bf16* weight;        // [hidden]
-  const int32_t* row_index;  // [n_rows] rows of x to take (in device memory, see upload_rows), or nullptr: row i
+  const int32_t* row_index;  // [n_rows] rows of x to take (BatchView::logit_rows), or nullptr: row i
   int n_rows;
   int hidden;
   float eps;
@@ -226,13 +235,16 @@ struct SampleResult {
   bool finite = true;  // false: a logit was NaN (or all were -inf): the model's output is broken
 };
 
+// Samples a piece of the uploaded batch's sample_rows.
 struct SampleArgs {
-  const float* logits;  // [rows.size(), vocab]
+  const float* logits;  // [n_rows, vocab]
   int vocab;
-  int n_token_ids;  // ids from here on are never sampled and never listed
-  std::span<const SampleRow> rows;
-  std::span<SampleResult> results;  // host memory, filled by the time of `wait`
-  int first_row = 0;                // place of these rows among all rows that the step samples
+  int n_token_ids;                  // ids from here on are never sampled and never listed
+  std::span<const SampleRow> rows;  // the piece
+  std::span<SampleResult> results;  // the same piece of the batch's results
+  int first_row = 0;                // place of the piece in the batch's rows
+  int n_rows = 0;                   // rows of the piece, the backend's padding included
+  void* workspace = nullptr;        // Ops::sample_workspace_bytes
 };
 
 // What a device can do at most, to compare a model's speed with.
@@ -261,7 +273,10 @@ struct DeviceInfo {
   std::string kernels;      // "avx512bf16", ...
   int threads;              // CPU: computing threads; else 0
   uint64_t free_bytes;      // memory available to allocate now; 0: unknown
+  uint64_t total_bytes;     // all memory of a device that is shared out by fractions of it; 0: it is not (CPU)
   bool owns_weights;  // weights were copied to the device; else they are mapped files, in memory that still is free
+  int token_budget;   // what suits the device: most tokens of a step,
+  int max_slots;      // and sequences at once
 };
 
 class Ops {
@@ -275,13 +290,15 @@ class Ops {
   virtual void* allocate(size_t bytes, const char* what) = 0;
   // The CPU keeps the host pointers (the mapping must outlive the Ops object); a GPU copies.
   virtual LinearWeight load_linear(std::span<const HostMatrix> parts, LinearLayout layout) = 0;
-  virtual const bf16* load_table(const HostMatrix& table) = 0;  // embedding table and norm weights
+  virtual const bf16* load_vector(const HostMatrix& vector) = 0;  // norm weights
   virtual const float* load_floats(std::span<const float> values) = 0;
+  // Returns when all of it is on the device; frees what loading took.
+  virtual void finish_loading() {}
 
   // ---- one step
-  // Makes the index arrays visible to the ops; valid until the next call.
+  // Makes the step's arrays visible to the ops; valid until the next call. Rows may come alone (n_tokens 0), for the
+  // batch before.
   virtual BatchView upload_batch(const BatchArrays& arrays) = 0;
-  virtual const int32_t* upload_rows(std::span<const int32_t> rows) = 0;
   virtual void embed(const EmbedArgs& args) = 0;
   virtual void rope_angles(const RopeAnglesArgs& args) = 0;
   virtual void rms_norm(const RmsNormArgs& args) = 0;
@@ -331,6 +348,10 @@ class Ops {
     wait();
   }
   virtual int max_logit_rows() const { return kMaxLogitRows; }
+  virtual uint64_t sample_workspace_bytes(int vocab) const {
+    (void)vocab;
+    return 0;
+  }
 
   // ---- measuring
   // An op that is made of other ops calls these on parts(): an Ops around this one puts itself there and sees them.

@@ -124,7 +124,7 @@ TEST("load: weights stay where they are, tables are copied") {
   CHECK_EQ(weight.n_parts, 3);
   CHECK(weight.parts[1].data == b.data());
   CHECK_EQ(weight.parts[1].rows, 2);
-  CHECK(ops.load_table(qkv[0]) == a.data());
+  CHECK(ops.load_vector(qkv[0]) == a.data());
   std::vector<float> table = {1, 2, 3};
   const float* copy = ops.load_floats(table);
   table[1] = 9;
@@ -139,8 +139,8 @@ TEST("load: weights stay where they are, tables are copied") {
 TEST("upload: index arrays are copied and keep their places") {
   cpu::CpuOps ops("auto", 1);
   std::vector<int32_t> tokens = {7, 8, 9}, positions = {0, 1, 5}, seq_of = {0, 0, 1}, start = {0, 2, 3},
-                       tables = {3, 4, 5, 6};
-  const BatchView view = ops.upload_batch({3, 2, 2, tokens, positions, seq_of, start, tables});
+                       tables = {3, 4, 5, 6}, rows = {1, 2};
+  const BatchView view = ops.upload_batch({3, 2, 2, tokens, positions, seq_of, start, tables, rows, {}, {}});
   tokens[0] = -1;
   CHECK_EQ(view.n_tokens, 3);
   CHECK_EQ(view.n_seqs, 2);
@@ -150,10 +150,9 @@ TEST("upload: index arrays are copied and keep their places") {
   CHECK_EQ(view.seq_of[2], 1);
   CHECK_EQ(view.query_start[2], 3);
   CHECK_EQ(view.block_tables[3], 6);
-  std::vector<int32_t> rows = {4, 2};
-  const int32_t* uploaded = ops.upload_rows(rows);
   rows[1] = 0;
-  CHECK_EQ(uploaded[1], 2);
+  CHECK_EQ(view.n_logit_rows, 2);
+  CHECK_EQ(view.logit_rows[1], 2);
   const std::vector<float> values = {1.5f, 2.5f};
   std::vector<float> out(2);
   ops.download(out, values.data());

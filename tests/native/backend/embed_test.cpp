@@ -12,6 +12,11 @@ TEST("embed widens the rows of the table exactly, whatever the width and the num
     for (const int hidden : {1, 3, 15, 16, 17, 64, 100, 1024}) {
       const int vocab = 50;
       const std::vector<bf16> table = random.normals_bf16(static_cast<size_t>(vocab * hidden), 1.0);
+      LinearWeight weight;
+      weight.n_out = vocab;
+      weight.n_in = hidden;
+      weight.n_parts = 1;
+      weight.parts[0] = {table.data(), vocab};
       for (const int n_tokens : {1, 2, 33, 70}) {
         std::vector<int32_t> ids(static_cast<size_t>(n_tokens));
         for (int32_t& id : ids) id = random.below(vocab);
@@ -22,7 +27,7 @@ TEST("embed widens the rows of the table exactly, whatever the width and the num
           batch.token_ids = ids.data();
           const size_t n = static_cast<size_t>(n_tokens * hidden);
           std::vector<float> out(n + 1, -7.0f);
-          kernels->embed({&batch, table.data(), hidden, out.data()}, pool);
+          kernels->embed({&batch, &weight, out.data()}, pool);
           bool equal = out[n] == -7.0f;
           for (size_t i = 0; i < n; i++) {
             const size_t token = i / static_cast<size_t>(hidden);

@@ -26,10 +26,9 @@ class SmallOps final : public qwen3::Ops {  // a device with little memory
   qwen3::LinearWeight load_linear(std::span<const qwen3::HostMatrix> p, qwen3::LinearLayout l) override {
     return toy_.load_linear(p, l);
   }
-  const qwen3::bf16* load_table(const qwen3::HostMatrix& t) override { return toy_.load_table(t); }
+  const qwen3::bf16* load_vector(const qwen3::HostMatrix& t) override { return toy_.load_vector(t); }
   const float* load_floats(std::span<const float> v) override { return toy_.load_floats(v); }
   qwen3::BatchView upload_batch(const qwen3::BatchArrays& a) override { return toy_.upload_batch(a); }
-  const int32_t* upload_rows(std::span<const int32_t> r) override { return toy_.upload_rows(r); }
   void embed(const qwen3::EmbedArgs&) override {}
   void rope_angles(const qwen3::RopeAnglesArgs&) override {}
   void rms_norm(const qwen3::RmsNormArgs&) override {}

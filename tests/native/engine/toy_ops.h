@@ -101,16 +101,15 @@ class ToyOps final : public qwen3::Ops {
   qwen3::LinearWeight load_linear(std::span<const qwen3::HostMatrix> parts, qwen3::LinearLayout layout) override {
     return cpu_.load_linear(parts, layout);
   }
-  const qwen3::bf16* load_table(const qwen3::HostMatrix& table) override { return cpu_.load_table(table); }
+  const qwen3::bf16* load_vector(const qwen3::HostMatrix& table) override { return cpu_.load_vector(table); }
   const float* load_floats(std::span<const float> values) override { return cpu_.load_floats(values); }
   qwen3::BatchView upload_batch(const qwen3::BatchArrays& arrays) override { return cpu_.upload_batch(arrays); }
-  const int32_t* upload_rows(std::span<const int32_t> rows) override { return cpu_.upload_rows(rows); }
 
   void embed(const qwen3::EmbedArgs& args) override {
     layer_ = -1;
     if (faults_->on_step) faults_->on_step(n_steps_++);
     std::memset(args.out, 0,
-                sizeof(float) * static_cast<size_t>(args.batch->n_tokens) * static_cast<size_t>(args.hidden));
+                sizeof(float) * static_cast<size_t>(args.batch->n_tokens) * static_cast<size_t>(args.table->n_in));
   }
 
   void rope_angles(const qwen3::RopeAnglesArgs&) override {}

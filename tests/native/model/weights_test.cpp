@@ -50,7 +50,8 @@ TEST("weights: float32 is rounded to the nearest bfloat16, ties to even") {
   for (const auto& [from, to] : cases) values.push_back(from);
   write(dir, "F32", values);
   const Loaded loaded(dir);
-  for (size_t i = 0; i < cases.size(); i++) CHECK_EQ(bits(loaded.weights.embed_tokens[i]), cases[i].second);
+  for (size_t i = 0; i < cases.size(); i++)
+    CHECK_EQ(bits(loaded.weights.embed_tokens.parts[0].data[i]), cases[i].second);
 }
 
 TEST("weights: float16 is widened exactly, then rounded") {
@@ -73,8 +74,9 @@ TEST("weights: float16 is widened exactly, then rounded") {
   values.push_back(0x7e00);  // NaN
   write(dir, "F16", values);
   const Loaded loaded(dir);
-  for (size_t i = 0; i < cases.size(); i++) CHECK_EQ(bits(loaded.weights.embed_tokens[i]), cases[i].second);
-  const uint16_t nan = bits(loaded.weights.embed_tokens[cases.size()]);
+  for (size_t i = 0; i < cases.size(); i++)
+    CHECK_EQ(bits(loaded.weights.embed_tokens.parts[0].data[i]), cases[i].second);
+  const uint16_t nan = bits(loaded.weights.embed_tokens.parts[0].data[cases.size()]);
   CHECK((nan & 0x7f80) == 0x7f80 && (nan & 0x7f) != 0);
 }
 
@@ -85,9 +87,9 @@ TEST("weights: a tied head is the embedding table itself, counted once; an untie
   {
     const Loaded tied(dir);
     n_tied = tied.weights.n_parameters;
-    CHECK(tied.weights.lm_head.parts[0].data == tied.weights.embed_tokens);
+    CHECK(tied.weights.lm_head.parts[0].data == tied.weights.embed_tokens.parts[0].data);
     CHECK_EQ(tied.weights.total_bytes, static_cast<uint64_t>(2 * n_tied));
-    CHECK_EQ(bits(tied.weights.embed_tokens[0]), 0x3f80);
+    CHECK_EQ(bits(tied.weights.embed_tokens.parts[0].data[0]), 0x3f80);
   }
   std::vector<model_dir::Tensor> tensors = model_dir::model_tensors();
   tensors.push_back({"lm_head.weight", {8, 16}});
@@ -95,7 +97,7 @@ TEST("weights: a tied head is the embedding table itself, counted once; an untie
   dir.write("config.json", model_dir::replace(model_dir::config_text(), "\"tie_word_embeddings\": true",
                                               "\"tie_word_embeddings\": false"));
   const Loaded untied(dir);
-  CHECK(untied.weights.lm_head.parts[0].data != untied.weights.embed_tokens);
+  CHECK(untied.weights.lm_head.parts[0].data != untied.weights.embed_tokens.parts[0].data);
   CHECK_EQ(untied.weights.n_parameters, n_tied + 8 * 16);
 }
 

@@ -110,7 +110,10 @@ DeviceInfo CpuOps::info() const {
           .kernels = kernels_.name,
           .threads = pool_.n_threads(),
           .free_bytes = available_bytes(),
-          .owns_weights = false};
+          .total_bytes = 0,
+          .owns_weights = false,
+          .token_budget = kTokenBudget,
+          .max_slots = kMaxSlots};
 }
 
 // Allocations from this size on are worth pages of 2 MB.
@@ -164,8 +167,8 @@ LinearWeight CpuOps::load_linear(std::span<const HostMatrix> parts, LinearLayout
   return weight;
 }
 
-const bf16* CpuOps::load_table(const HostMatrix& table) {
-  return table.data;
+const bf16* CpuOps::load_vector(const HostMatrix& vector) {
+  return vector.data;
 }
 
 const float* CpuOps::load_floats(std::span<const float> values) {
@@ -176,8 +179,8 @@ const float* CpuOps::load_floats(std::span<const float> values) {
 
 BatchView CpuOps::upload_batch(const BatchArrays& arrays) {
   batch_.clear();
-  for (const std::span<const int32_t>& array :
-       {arrays.token_ids, arrays.positions, arrays.seq_of, arrays.query_start, arrays.block_tables}) {
+  for (const std::span<const int32_t>& array : {arrays.token_ids, arrays.positions, arrays.seq_of, arrays.query_start,
+                                                arrays.block_tables, arrays.logit_rows}) {
     batch_.insert(batch_.end(), array.begin(), array.end());
   }
   const int32_t* next = batch_.data();
@@ -195,12 +198,9 @@ BatchView CpuOps::upload_batch(const BatchArrays& arrays) {
   view.seq_of = take(arrays.seq_of);
   view.query_start = take(arrays.query_start);
   view.block_tables = take(arrays.block_tables);
+  view.n_logit_rows = static_cast<int>(arrays.logit_rows.size());
+  view.logit_rows = take(arrays.logit_rows);
   return view;
-}
-
-const int32_t* CpuOps::upload_rows(std::span<const int32_t> rows) {
-  rows_.assign(rows.begin(), rows.end());
-  return rows_.data();
 }
 
 void CpuOps::embed(const EmbedArgs& args) {

@@ -13,6 +13,10 @@
 
 namespace qwen3::cpu {
 
+// A step of 512 tokens takes about a second at 8B; more would only make running answers wait longer.
+inline constexpr int kTokenBudget = 512;
+inline constexpr int kMaxSlots = 32;
+
 // The kernel sets that this processor runs, the slowest first ("scalar" is always there).
 std::vector<const KernelTable*> supported_kernels();
 
@@ -31,10 +35,9 @@ class CpuOps final : public Ops {
   DeviceInfo info() const override;
   void* allocate(size_t bytes, const char* what) override;
   LinearWeight load_linear(std::span<const HostMatrix> parts, LinearLayout layout) override;
-  const bf16* load_table(const HostMatrix& table) override;
+  const bf16* load_vector(const HostMatrix& vector) override;
   const float* load_floats(std::span<const float> values) override;
   BatchView upload_batch(const BatchArrays& arrays) override;
-  const int32_t* upload_rows(std::span<const int32_t> rows) override;
   void embed(const EmbedArgs& args) override;
   void rope_angles(const RopeAnglesArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
@@ -57,9 +60,9 @@ class CpuOps final : public Ops {
   const KernelTable& kernels_;
   ThreadPool pool_;
   std::vector<Mapping> mappings_;
-  // Copies of the step's index arrays: token_ids, positions, seq_of, query_start and block_tables one after the other.
+  // Copies of the step's index arrays: token_ids, positions, seq_of, query_start, block_tables and logit_rows one after
+  // the other.
   std::vector<int32_t> batch_;
-  std::vector<int32_t> rows_;
 };
 
 }  // namespace qwen3::cpu

@@ -5,10 +5,10 @@
 namespace qwen3::cpu::QWEN3_ISA {
 
 void embed(const EmbedArgs& args, ThreadPool& pool) {
-  const int hidden = args.hidden;
-  const int32_t* ids = args.batch->token_ids;  // [n_tokens]
-  const bf16* table = args.table;              // [vocab, hidden]
-  float* out = args.out;                       // [n_tokens, hidden]
+  const int hidden = args.table->n_in;
+  const int32_t* ids = args.batch->token_ids;     // [n_tokens]
+  const bf16* table = args.table->parts[0].data;  // [vocab, hidden]
+  float* out = args.out;                          // [n_tokens, hidden]
   pool.parallel_for(args.batch->n_tokens, 16, [=](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; token++) {
       const bf16* from = table + static_cast<int64_t>(ids[token]) * hidden;

@@ -14,6 +14,9 @@ namespace {
 // Decode steps of up to this many sequences are padded and recorded; larger ones are bound by arithmetic, where
 // launches hide behind kernels.
 constexpr int kMaxRecordedSeqs = 256;
+// See docs/decisions.md.
+constexpr int kTokenBudget = 8192;
+constexpr int kMaxSlots = 256;
 constexpr int kMaxAttentionPairs = 1 << 16;  // sequences of a step x KV heads
 
 // Padded sizes are few, so that graphs are few, and close, so that padding costs little.
@@ -26,6 +29,10 @@ int padded_size(int n) {
 
 size_t align(size_t bytes) {
   return (bytes + 15) / 16 * 16;
+}
+
+unsigned needs_bits(const SampleNeeds& needs) {
+  return (needs.adjust ? 1u : 0u) | (needs.logprob ? 2u : 0u) | (needs.search ? 4u : 0u) | (needs.wide ? 8u : 0u);
 }
 
 // Number of GPUs that the driver can use. why_none: a sentence, if it is 0.
@@ -95,8 +102,7 @@ CudaOps::CudaOps(int device, const std::string& kernels) : device_(device) {
 CudaOps::~CudaOps() {
   cudaSetDevice(device_);
   cudaStreamSynchronize(ctx_.stream);
-  for (const auto& [key, recording] : recordings_)
-    if (recording.graph != nullptr) cudaGraphExecDestroy(recording.graph);
+  recordings_.clear();
   for (cudaEvent_t event : marks_) cudaEventDestroy(event);
   cudaStreamDestroy(ctx_.stream);
 }
@@ -110,7 +116,10 @@ DeviceInfo CudaOps::info() const {
           .kernels = kernels_,
           .threads = 0,
           .free_bytes = free,
-          .owns_weights = true};
+          .total_bytes = total,
+          .owns_weights = true,
+          .token_budget = kTokenBudget,
+          .max_slots = kMaxSlots};
 }
 
 void* CudaOps::allocate(size_t bytes, const char* what) {
@@ -132,10 +141,10 @@ LinearWeight CudaOps::load_linear(std::span<const HostMatrix> parts, LinearLayou
   return weight;
 }
 
-const bf16* CudaOps::load_table(const HostMatrix& table) {
+const bf16* CudaOps::load_vector(const HostMatrix& vector) {
   bf16* device =
-      static_cast<bf16*>(allocate(static_cast<size_t>(table.rows * table.cols) * sizeof(bf16), "the weights"));
-  upload_.copy(table, device, memory_, ctx_);
+      static_cast<bf16*>(allocate(static_cast<size_t>(vector.rows * vector.cols) * sizeof(bf16), "the weights"));
+  upload_.copy(vector, device, memory_, ctx_);
   return device;
 }
 
@@ -150,17 +159,23 @@ const float* CudaOps::load_floats(std::span<const float> values) {
 // Rows and sequences beyond the real ones belong to no sequence (seq_of -1, no query): no op writes KV for them.
 BatchView CudaOps::upload_batch(const BatchArrays& a) {
   check(cudaSetDevice(device_), "choosing the GPU");
-  upload_.finish(memory_, ctx_);
-  const bool recorded = a.n_tokens == a.n_seqs && a.n_seqs <= kMaxRecordedSeqs;
+  const bool recorded = a.n_seqs > 0 && a.n_tokens == a.n_seqs && a.n_seqs <= kMaxRecordedSeqs;
+  const bool records_rows = recorded && a.sample_rows.size() == static_cast<size_t>(a.n_seqs);
   const int n_seqs = recorded ? padded_size(a.n_seqs) : a.n_seqs;
   const int n_tokens = recorded ? n_seqs : a.n_tokens;
   const int max_blocks = recorded ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(a.max_blocks))) : a.max_blocks;
+  const int n_rows = records_rows ? n_seqs : static_cast<int>(a.logit_rows.size());
+  if (a.sample_rows.size() > kMaxStepRows)
+    throw Error(Status::kInternal, "a step samples more than " + std::to_string(kMaxStepRows) + " rows");
 
   query_start_.assign(a.query_start.begin(), a.query_start.end());
   query_start_.resize(static_cast<size_t>(n_seqs) + 1, a.n_tokens);
   const size_t n_ints = 3 * static_cast<size_t>(n_tokens) + static_cast<size_t>(n_seqs) + 1 +
-                        static_cast<size_t>(n_seqs) * static_cast<size_t>(max_blocks);
-  if (batch_.begin(n_ints * sizeof(int32_t), memory_, ctx_.stream)) recordings_.clear();
+                        static_cast<size_t>(n_seqs) * static_cast<size_t>(max_blocks) + static_cast<size_t>(n_rows);
+  const size_t rows_at = align(n_ints * sizeof(int32_t));
+  const size_t n_sampled = a.sample_rows.empty() ? 0 : static_cast<size_t>(n_rows);
+  const size_t bytes = rows_at + sample_staging_bytes(a.sample_rows, n_sampled);
+  if (batch_.begin(bytes, memory_, ctx_.stream)) recordings_.clear();
   int32_t* const host = reinterpret_cast<int32_t*>(batch_.host());
   const int32_t* const device = reinterpret_cast<const int32_t*>(batch_.device());
   int32_t* to = host;
@@ -183,8 +198,22 @@ BatchView CudaOps::upload_batch(const BatchArrays& a) {
     if (s < a.n_seqs) std::copy_n(a.block_tables.begin() + s * a.max_blocks, a.max_blocks, to);
     to += max_blocks;
   }
-  if (recorded) view.record_key = static_cast<uint64_t>(n_seqs) << 32 | static_cast<uint64_t>(max_blocks);
-  batch_.send(n_ints * sizeof(int32_t), ctx_.stream);
+  view.n_logit_rows = n_rows;
+  view.logit_rows = place(a.logit_rows, n_rows, 0);
+  if (n_sampled > 0) {
+    std::unique_ptr<PinnedBuffer> results = take_buffer();
+    sample_rows_ = reinterpret_cast<const SampleRowDevice*>(batch_.device() + rows_at);
+    sample_needs_ = stage_sample_rows(
+        a.sample_rows, n_sampled, static_cast<SampleResult*>(results->ensure(a.results.size_bytes())),
+        reinterpret_cast<std::byte*>(batch_.host() + rows_at), reinterpret_cast<const std::byte*>(sample_rows_));
+    pending_.push_back({std::move(results), std::as_writable_bytes(a.results), n_marks_ + 1});
+  }
+  batch_.send(bytes, ctx_.stream);
+  if (recorded) {
+    view.records_rows = records_rows;
+    view.record_key = static_cast<uint64_t>(n_seqs) << 32 | static_cast<uint64_t>(max_blocks);
+    if (records_rows) view.record_key |= uint64_t{1} << 63 | static_cast<uint64_t>(needs_bits(sample_needs_)) << 48;
+  }
   batch_host_ = {.n_tokens = n_tokens,
                  .n_seqs = n_seqs,
                  .query_start = query_start_.data(),
@@ -194,13 +223,6 @@ BatchView CudaOps::upload_batch(const BatchArrays& a) {
     for (int s = 0; s <= n_seqs; s++) query_start_[static_cast<size_t>(s)] = s;
   }
   return view;
-}
-
-const int32_t* CudaOps::upload_rows(std::span<const int32_t> rows) {
-  rows_.begin(std::max<size_t>(rows.size(), kMaxRows) * sizeof(int32_t), memory_, ctx_.stream);
-  std::memcpy(rows_.host(), rows.data(), rows.size_bytes());
-  rows_.send(rows.size_bytes(), ctx_.stream);
-  return reinterpret_cast<const int32_t*>(rows_.device());
 }
 
 void CudaOps::embed(const EmbedArgs& args) {
@@ -226,30 +248,16 @@ void CudaOps::attention(const AttentionArgs& args) {
 }
 
 void CudaOps::sample(const SampleArgs& args) {
-  if (sample_vocab_ != args.vocab) {
-    sample_workspace_ = allocate(sample_workspace_bytes(kMaxRows, args.vocab), "sampling");
-    sample_vocab_ = args.vocab;
-  }
-  const size_t bytes = align(sample_staging_bytes(args.rows));
-  sample_rows_.begin(bytes, memory_, ctx_.stream);
-  const SampleNeeds needs = stage_sample_rows(args.rows, reinterpret_cast<std::byte*>(sample_rows_.host()),
-                                              reinterpret_cast<const std::byte*>(sample_rows_.device()));
-  sample_rows_.send(bytes, ctx_.stream);
-  if (args.first_row + static_cast<int>(args.rows.size()) > kMaxStepRows)
-    throw Error(Status::kInternal, "a step samples more than " + std::to_string(kMaxStepRows) + " rows");
-  std::unique_ptr<PinnedBuffer> buffer = take_buffer();
   cuda::sample({.logits = args.logits,
                 .vocab = args.vocab,
                 .n_token_ids = args.n_token_ids,
-                .n_rows = static_cast<int>(args.rows.size()),
-                .rows = reinterpret_cast<const SampleRowDevice*>(sample_rows_.device()),
-                .needs = needs,
-                .results = static_cast<SampleResult*>(buffer->ensure(kMaxRows * sizeof(SampleResult))),
+                .n_rows = args.n_rows,
+                .rows = sample_rows_ + args.first_row,
+                .needs = sample_needs_,
                 .last_token = last_tokens_ + args.first_row,
-                .workspace = sample_workspace_,
+                .workspace = args.workspace,
                 .max_rows = kMaxRows},
                ctx_);
-  pending_.push_back({std::move(buffer), std::as_writable_bytes(args.results), n_marks_ + 1});
 }
 
 void CudaOps::download(std::span<float> out, const float* device) {
@@ -287,29 +295,9 @@ void CudaOps::wait() {
   wait_for(mark());
 }
 
-// The first time, ops are launched one by one (which also loads their kernels), the second time they are recorded.
 void CudaOps::run_recorded(uint64_t key, const std::function<void()>& issue) {
   if (key == 0) return issue();
-  Recording& recording = recordings_[key];
-  if (!recording.seen) {
-    recording.seen = true;
-    return issue();
-  }
-  if (recording.graph == nullptr) {
-    check(cudaStreamBeginCapture(ctx_.stream, cudaStreamCaptureModeThreadLocal), "recording a step");
-    cudaGraph_t graph = nullptr;
-    try {
-      issue();
-    } catch (...) {
-      cudaStreamEndCapture(ctx_.stream, &graph);
-      throw;
-    }
-    check(cudaStreamEndCapture(ctx_.stream, &graph), "recording a step");
-    const cudaError_t error = cudaGraphInstantiate(&recording.graph, graph, 0);
-    cudaGraphDestroy(graph);
-    check(error, "building a step's graph");
-  }
-  check(cudaGraphLaunch(recording.graph, ctx_.stream), "launching a step's graph");
+  recordings_.run(key, issue, ctx_.stream);
 }
 
 std::unique_ptr<OpClock> CudaOps::make_clock() {

@@ -2,15 +2,15 @@
 //
 // Ops are launched in call order on one stream and run asynchronously; results reach the host in `wait`. Weights are
 // copied from the mapped files and packed for the tensor cores while they arrive (weight_upload.h). A pure decode step
-// (one token per sequence) is padded to a bucketed number of sequences and replayed as a CUDA graph, recorded when the
-// bucket is first used. Used by the engine's worker thread (loading: by the opening thread before it starts).
+// (one token per sequence) is padded to a bucketed number of sequences and replayed as a CUDA graph, from the embedding
+// to the sampled tokens, recorded when its like comes for the second time (recordings.h). Used by the engine's worker
+// thread (loading: by the opening thread before it starts).
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +18,7 @@
 #include "backend/cuda/attention.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/memory.h"
+#include "backend/cuda/recordings.h"
 #include "backend/cuda/sample.h"
 #include "backend/cuda/weight_upload.h"
 #include "ops/ops.h"
@@ -36,10 +37,10 @@ class CudaOps final : public Ops {
   DeviceInfo info() const override;
   void* allocate(size_t bytes, const char* what) override;
   LinearWeight load_linear(std::span<const HostMatrix> parts, LinearLayout layout) override;
-  const bf16* load_table(const HostMatrix& table) override;
+  const bf16* load_vector(const HostMatrix& vector) override;
   const float* load_floats(std::span<const float> values) override;
+  void finish_loading() override { upload_.finish(memory_, ctx_); }
   BatchView upload_batch(const BatchArrays& arrays) override;
-  const int32_t* upload_rows(std::span<const int32_t> rows) override;
   void embed(const EmbedArgs& args) override;
   void rope_angles(const RopeAnglesArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
@@ -54,6 +55,7 @@ class CudaOps final : public Ops {
   uint64_t mark() override;
   void wait_for(uint64_t mark) override;
   int max_logit_rows() const override { return kMaxRows; }
+  uint64_t sample_workspace_bytes(int vocab) const override { return cuda::sample_workspace_bytes(kMaxRows, vocab); }
   void run_recorded(uint64_t key, const std::function<void()>& issue) override;
   std::unique_ptr<OpClock> make_clock() override;
   DevicePeaks measure_peaks() override;
@@ -64,22 +66,21 @@ class CudaOps final : public Ops {
   // Marks whose events are kept; a wait for an older one waits for the oldest of these.
   static constexpr uint64_t kMarks = 8;
   // Rows that one step may sample, so that the next step can refer to their tokens.
-  static constexpr int kMaxStepRows = 1 << 16;
+  static constexpr size_t kMaxStepRows = 1 << 16;
 
   int device_;
   Context ctx_{};
   std::string device_name_, kernels_;
   DeviceMemory memory_;
   WeightUpload upload_;
-  // The step's arrays: written to pinned memory, sent in one copy, read at a fixed device address.
+  // Everything that a step reads from the host: written to pinned memory, sent in one copy, read at a fixed device
+  // address.
   Staging batch_;
-  Staging rows_;
-  Staging sample_rows_;
-  std::vector<int32_t> query_start_;  // of the batch, padded
+  std::vector<int32_t> query_start_;              // of the batch, padded
+  const SampleRowDevice* sample_rows_ = nullptr;  // of the batch, in batch_
+  SampleNeeds sample_needs_;
   BatchHost batch_host_{};
   AttentionWorkspace attention_workspace_{};
-  void* sample_workspace_ = nullptr;  // for kMaxRows rows of sample_vocab_
-  int sample_vocab_ = 0;
   int32_t* last_tokens_ = nullptr;  // [kMaxStepRows] by row of the last sampled step
   // Results on their way to the host: kernels and copies write pinned memory, waiting hands it on.
   struct Pending {
@@ -92,11 +93,7 @@ class CudaOps final : public Ops {
   std::vector<std::unique_ptr<PinnedBuffer>> free_buffers_;
   std::array<cudaEvent_t, kMarks> marks_{};
   uint64_t n_marks_ = 0;
-  struct Recording {
-    bool seen = false;
-    cudaGraphExec_t graph = nullptr;
-  };
-  std::map<uint64_t, Recording> recordings_;
+  Recordings recordings_;
 };
 
 }  // namespace qwen3::cuda

@@ -2,7 +2,7 @@
 //
 // Each function launches its kernels on ctx.stream and returns. None synchronises, allocates, or reads device memory,
 // so any of them can be captured in a CUDA graph; grids follow from numbers that the host knows. All pointers inside
-// the Args are device memory (SampleArgs excepted, see sample.cu). Runs on the engine's worker thread.
+// the Args are device memory (SampleArgs excepted, see sample.h). Runs on the engine's worker thread.
 #pragma once
 
 #include <cuda_runtime.h>

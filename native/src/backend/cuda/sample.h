@@ -21,6 +21,7 @@ struct SampleRowDevice {
   const TokenCount* history;  // [n_history]
   const int32_t* forbidden;   // [n_forbidden]
   const uint32_t* mask;       // [n_mask] words
+  SampleResult* result;       // device memory or mapped pinned host memory; nullptr: a row of padding
   int32_t n_bias, n_history, n_forbidden, n_mask;
   int32_t target, top_k, n_top, logprob;
   float temperature, min_p, top_p;
@@ -37,11 +38,12 @@ struct SampleNeeds {
   bool wide = false;     // some row draws without top_k: every id is a candidate
 };
 
-// Bytes of the staging buffer for these rows.
-size_t sample_staging_bytes(std::span<const SampleRow> rows);
+// Bytes of the staging buffer for these rows, padded to n_rows of them.
+size_t sample_staging_bytes(std::span<const SampleRow> rows, size_t n_rows);
 // Packs rows and their lists into `host` (at least that many bytes, 16-byte aligned) for a copy to `device`, where the
-// SampleRowDevice array is at the front.
-SampleNeeds stage_sample_rows(std::span<const SampleRow> rows, std::byte* host, const std::byte* device);
+// SampleRowDevice array [n_rows] is at the front. results: [rows.size()], where the device writes.
+SampleNeeds stage_sample_rows(std::span<const SampleRow> rows, size_t n_rows, SampleResult* results, std::byte* host,
+                              const std::byte* device);
 
 // Bytes of the workspace for batches of up to max_rows rows. Device memory, 256-byte aligned, used by one stream.
 size_t sample_workspace_bytes(int max_rows, int vocab);
@@ -53,8 +55,7 @@ struct SampleDeviceArgs {
   int n_rows;
   const SampleRowDevice* rows;  // [n_rows] device memory
   SampleNeeds needs;
-  SampleResult* results;  // [n_rows] device memory or mapped pinned host memory
-  int32_t* last_token;    // [n_rows] device memory or nullptr: the token, 0 for a broken row
+  int32_t* last_token;  // [n_rows] device memory or nullptr: the token, 0 for a broken row
   void* workspace;
   int max_rows;  // that the workspace was made for
 };
