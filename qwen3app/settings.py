@@ -31,12 +31,13 @@ class EngineSettings:
     model: str | None = None
     device: str = "auto"
     max_ctx: int = 0
-    slots: int = 32
-    token_budget: int = 512
+    slots: int = 0
+    token_budget: int = 0
     prefill_spread: int = 48
     max_queue: int = 1024
     threads: int = 0
     kv_gb: float = 0.0
+    gpu_memory_fraction: float = 0.0
     yarn: float = 0.0
     prefix_cache: bool = True
     log_level: str = "info"
@@ -54,6 +55,7 @@ class EngineSettings:
             max_queue=args.max_queue,
             threads=args.threads,
             kv_gb=args.kv_gb,
+            gpu_memory_fraction=args.gpu_memory_fraction,
             yarn=args.yarn,
             prefix_cache=args.prefix_cache,
             log_level=args.log_level,
@@ -72,6 +74,7 @@ class EngineSettings:
             max_queue=self.max_queue,
             threads=self.threads,
             kv_bytes=int(self.kv_gb * _GIB),
+            gpu_memory_fraction=self.gpu_memory_fraction,
             prefix_cache=self.prefix_cache,
             yarn_factor=self.yarn,
             log_level=LOG_LEVELS.index(self.log_level),
@@ -141,14 +144,19 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest request, prompt and answer together (default: what the model allows and the memory holds)",
     )
     group.add_argument(
-        "--slots", type=_integer(1, 4096), default=32, metavar="N", help="requests computed at once (default: 32)"
+        "--slots",
+        type=_integer(1, 4096),
+        default=0,
+        metavar="N",
+        help="requests computed at once (default: 32 on the CPU, 256 on a GPU)",
     )
     group.add_argument(
         "--token-budget",
         type=_integer(16, 65536),
-        default=512,
+        default=0,
         metavar="TOKENS",
-        help="tokens computed in one step; smaller is smoother, larger reads long prompts faster (default: 512)",
+        help="tokens computed in one step; smaller is smoother, larger reads long prompts faster "
+        "(default: 512 on the CPU, up to 8192 on a GPU)",
     )
     group.add_argument(
         "--prefill-spread",
@@ -178,6 +186,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="GIB",
         help="memory for the KV cache in GiB (default: chosen from the free memory)",
+    )
+    group.add_argument(
+        "--gpu-memory-fraction",
+        type=_number(0.01, 1.0),
+        default=0.0,
+        metavar="SHARE",
+        help="share of all of the GPU's memory that weights, workspace and KV cache may take together, never more than "
+        "is free (default: 0.9)",
     )
     group.add_argument(
         "--yarn",

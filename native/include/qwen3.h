@@ -125,11 +125,14 @@ typedef struct qwen3_options {
                                 "avx2", "avx512", "avx512bf16"; on a GPU "generic". NULL or "": "auto" */
   int64_t max_context;       /* tokens of the longest request, prompt and output. 0: what the model allows, lowered to
                                 what the KV pool holds. More than the model allows: QWEN3_INVALID_ARGUMENT */
-  int32_t max_slots;         /* requests (samples) that run at once, 1..4096. Default 32 */
-  int32_t token_budget;      /* tokens computed in one step, 16..65536. Default 512. Caps the slots that are used */
+  int32_t max_slots;         /* requests (samples) that run at once, 1..4096. 0 (default): 32 on the CPU, 256 on a GPU */
+  int32_t token_budget;      /* tokens computed in one step, 16..65536; caps the slots that are used. 0 (default): 512 on
+                                the CPU; 8192 on a GPU, less where the workspace for that would take more than an eighth
+                                of what the weights leave */
   int32_t max_queue;         /* requests that may wait. Default 1024. 0: none but those that can start at once */
   int32_t threads;           /* CPU backend: threads that compute, the worker included. 0: one per usable core */
-  uint64_t kv_bytes;         /* size of the KV pool. 0: chosen from free memory and max_context */
+  uint64_t kv_bytes;         /* size of the KV pool. 0: chosen from free memory and max_context; on a GPU all that
+                                gpu_memory_fraction leaves */
   int32_t prefix_cache;      /* nonzero: keep and share the KV of common prompt beginnings. Default 1 */
   int32_t n_token_ids;       /* ids 0..n-1 have a token and may be sampled; the rest of a padded vocabulary never is.
                                 0: all of the model's vocab */
@@ -142,6 +145,9 @@ typedef struct qwen3_options {
   void* log_user;
   qwen3_progress_callback progress; /* NULL: none */
   void* progress_user;
+  double gpu_memory_fraction; /* share of all of a GPU's memory that weights, workspace, recorded steps and KV pool may
+                                 take together, 0 < f <= 1; never more than is free. A pool given by kv_bytes is bound by
+                                 the free memory alone. 0: 0.9 */
 } qwen3_options;
 
 /* Fills `options` with the defaults above. struct_size: sizeof(qwen3_options) as the host compiled it.
@@ -192,6 +198,8 @@ typedef struct qwen3_info {
   char device[64];            /* "cpu", "cuda:0" */
   char device_name[128];      /* the processor's or GPU's name */
   char kernels[32];           /* the kernels in use: "avx512bf16", "generic", ... */
+  uint64_t graph_bytes;       /* GPU: kept free for recorded steps; else 0 */
+  uint64_t total_bytes;       /* GPU: all of its memory; else 0 */
 } qwen3_info;
 
 /* Fills `info`. Its struct_size must be set by the caller. QWEN3_INVALID_ARGUMENT: NULL or too small. Never blocks. */
@@ -349,6 +357,7 @@ typedef struct qwen3_logprob {
  * [logprobs_capacity], filled with the alternatives that the events refer to; may be NULL with capacity 0 if no request
  * asks for top_logprobs, else at least QWEN3_MAX_TOP_LOGPROBS. Poll returns early with fewer events when it is full.
  * timeout_ms: how long to wait for the first event; 0: not at all; -1: without limit. n (out): events written.
+ * A host has to poll: while 262,144 events or more wait, no step is begun.
  * QWEN3_TIMEOUT: none came. QWEN3_CLOSED: the engine is being closed. QWEN3_INVALID_ARGUMENT: NULL, zero capacity, an
  * event_size smaller than ABI version 1's, or a logprobs array too small for the next event. */
 QWEN3_API qwen3_status qwen3_poll(qwen3_engine* engine, qwen3_event* events, size_t event_size, size_t capacity,

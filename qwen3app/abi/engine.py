@@ -134,6 +134,7 @@ class Engine:
             native.yarn_factor = options.yarn_factor
             native.log_level = options.log_level
             native.prefill_spread = options.prefill_spread
+            native.gpu_memory_fraction = options.gpu_memory_fraction
         except OverflowError as error:
             raise EngineError(Status.INVALID_ARGUMENT, f"An engine option is out of range: {error}.") from None
         keep: list[Any] = []

@@ -74,8 +74,8 @@ class EngineOptions:
     device: str = "auto"
     kernels: str = "auto"
     max_context: int = 0
-    max_slots: int = 32
-    token_budget: int = 512
+    max_slots: int = 0
+    token_budget: int = 0
     max_queue: int = 1024
     threads: int = 0
     kv_bytes: int = 0
@@ -84,6 +84,7 @@ class EngineOptions:
     yarn_factor: float = 0.0
     log_level: int = 1
     prefill_spread: int = 0
+    gpu_memory_fraction: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ class EngineInfo:
     device: str
     device_name: str
     kernels: str
+    graph_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True)

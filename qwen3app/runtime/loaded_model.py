@@ -166,6 +166,7 @@ _FLAGS = {
     "max_context": "--max-ctx",
     "yarn_factor": "--yarn",
     "kv_bytes": "--kv-gb (in bytes)",
+    "gpu_memory_fraction": "--gpu-memory-fraction",
     "max_slots": "--slots",
     "token_budget": "--token-budget",
     "prefill_spread": "--prefill-spread",

@@ -33,7 +33,9 @@ def ledger(model: LoadedModel) -> dict[str, Any]:
         "kv_tokens": tokens,
         "kv_full_requests": round(tokens / info.max_context, 2) if info.max_context else None,
         "workspace_bytes": info.workspace_bytes,
+        "graph_bytes": info.graph_bytes,
         "free_bytes_before": info.free_bytes,
+        "total_bytes": info.total_bytes,
         "prefix_cache": info.prefix_cache,
         "load_seconds": {phase: round(seconds, 3) for phase, seconds in model.load_phases.items()},
         "template": model.template.notice,
@@ -45,10 +47,11 @@ def sentence(model: LoadedModel) -> str:
     """The ledger for a person."""
     info = model.info
     tokens = info.n_blocks * info.block_size
+    gpu = f", graphs {_size(info.graph_bytes)}, of {_size(info.total_bytes)} in all" if info.total_bytes else ""
     return (
         f"weights {_size(info.weight_bytes)}, KV {_size(info.kv_bytes)} = {tokens:,} tokens = "
         f"{tokens / max(info.max_context, 1):.1f} requests of {info.max_context:,} tokens, "
-        f"workspace {_size(info.workspace_bytes)}; loaded in {model.load_phases.get('total', 0.0):.2f} s"
+        f"workspace {_size(info.workspace_bytes)}{gpu}; loaded in {model.load_phases.get('total', 0.0):.2f} s"
     )
 
 

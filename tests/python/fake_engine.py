@@ -50,6 +50,8 @@ def make_info(**changes: object) -> EngineInfo:
         device="cpu",
         device_name="fake",
         kernels="none",
+        graph_bytes=0,
+        total_bytes=0,
     )
     return replace(info, **changes)  # type: ignore[arg-type]
 

@@ -147,8 +147,6 @@ void init_struct(const char* name, Struct* to, size_t size, const Struct& defaul
 
 qwen3_options default_options() {
   qwen3_options options{};
-  options.max_slots = 32;
-  options.token_budget = 512;
   options.max_queue = 1024;
   options.prefix_cache = 1;
   options.log_level = QWEN3_LOG_INFO;

@@ -14,7 +14,8 @@ namespace qwen3 {
 
 namespace {
 
-// How long the worker sleeps when every sample waits for the host: for blocks that manual sequences hold, or for masks.
+// How long the worker sleeps when every sample waits for the host: for blocks that manual sequences hold, for masks, or
+// for it to poll.
 constexpr std::chrono::milliseconds kBlockedWait{5};
 
 int64_t now_ns() {
@@ -168,10 +169,16 @@ void Engine::run() {
         job();
         lock.lock();
       }
-      if (scheduler_->has_work() && !failed_) {
+      const bool runnable = scheduler_->has_work() && !failed_;
+      const bool stalled = runnable && events_.full();
+      if (stalled && !was_stalled_) log(QWEN3_LOG_WARNING, "steps pause until the host polls: its events wait");
+      was_stalled_ = stalled;
+      if (runnable && !stalled) {
         step(lock);
       } else if (n_flying_ > 0) {
         land_all(lock);
+      } else if (stalled) {
+        wake_.wait_for(lock, kBlockedWait);
       } else if (jobs_.empty()) {
         check_idle();
         wake_.wait(lock, [this] { return closing_ || !jobs_.empty() || (scheduler_->has_work() && !failed_); });

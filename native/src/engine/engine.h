@@ -159,6 +159,7 @@ class Engine {
   bool closing_ = false;
   bool failed_ = false;
   bool was_busy_ = false;
+  bool was_stalled_ = false;
   std::string failure_;
 
   // Used by the worker alone.

@@ -19,6 +19,11 @@ void EventQueue::flush() {
   filled_.notify_all();
 }
 
+bool EventQueue::full() const {
+  const std::lock_guard lock(mutex_);
+  return events_.size() >= kFull;
+}
+
 void EventQueue::close() {
   {
     const std::lock_guard lock(mutex_);

@@ -17,6 +17,8 @@ class EventQueue {
   // event.n_logprobs is set from `alternatives`. Waiting threads are woken by flush().
   void push(const qwen3_event& event, std::span<const qwen3_logprob> alternatives = {});
   void flush();
+  // So many events wait that no more should be made: the host does not poll.
+  bool full() const;
   // Wakes all waiting threads for good; take() then returns QWEN3_CLOSED.
   void close();
 
@@ -26,7 +28,9 @@ class EventQueue {
                     int32_t timeout_ms, size_t* n);
 
  private:
-  std::mutex mutex_;
+  static constexpr size_t kFull = size_t{1} << 18;  // 29 MB, and 42 MB of 20 alternatives each
+
+  mutable std::mutex mutex_;
   std::condition_variable filled_;
   std::deque<qwen3_event> events_;
   std::deque<qwen3_logprob> alternatives_;

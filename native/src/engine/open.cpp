@@ -5,24 +5,11 @@
 
 #include "base/error.h"
 #include "engine/engine.h"
+#include "engine/memory_plan.h"
 
 namespace qwen3 {
 
 namespace {
-
-// Share of the memory that is left beside weights and workspace which the KV pool takes when its size is not given. On
-// the CPU the rest belongs to the page cache that holds the weights, and to other programs; a GPU is ours, but for a
-// margin.
-constexpr double kHostKvShare = 0.25;
-constexpr double kDeviceKvShare = 0.9;
-// Device memory that recorded steps take.
-constexpr uint64_t kGraphBytes = uint64_t{256} << 20;
-
-std::string gib(uint64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
-  return text;
-}
 
 void check_range(const char* option, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high)
@@ -33,8 +20,8 @@ void check_range(const char* option, int64_t value, int64_t low, int64_t high) {
 
 void check_options(const qwen3_options& o) {
   check_range("max_context", o.max_context, 0, INT32_MAX);
-  check_range("max_slots", o.max_slots, 1, 4096);
-  check_range("token_budget", o.token_budget, 16, 65536);
+  check_range("max_slots", o.max_slots, 0, 4096);
+  if (o.token_budget != 0) check_range("token_budget", o.token_budget, 16, 65536);
   check_range("max_queue", o.max_queue, 0, INT32_MAX);
   check_range("prefill_spread", o.prefill_spread, 0, 4096);
   check_range("threads", o.threads, 0, 1024);
@@ -43,67 +30,9 @@ void check_options(const qwen3_options& o) {
   if (o.yarn_factor != 0 && !(o.yarn_factor > 1 && o.yarn_factor <= 64))
     throw Error(Status::kInvalidArgument, "option yarn_factor is " + std::to_string(o.yarn_factor) +
                                               "; it must be 0 (as the config says), or more than 1 and at most 64");
-}
-
-struct KvSize {
-  int64_t n_blocks;
-  int64_t max_context;
-};
-
-// What the device has left for the KV pool beside weights and workspace, and the part of it that the pool takes when
-// its size is not given.
-struct KvRoom {
-  bool known;  // false: the device does not say, nothing is refused
-  uint64_t bytes;
-  double share;
-};
-
-KvRoom kv_room(const DeviceInfo& device, uint64_t weight_bytes, uint64_t workspace_bytes) {
-  const uint64_t taken = workspace_bytes + (device.owns_weights ? kGraphBytes : weight_bytes);
-  return {.known = device.free_bytes > 0,
-          .bytes = device.free_bytes > taken ? device.free_bytes - taken : 0,
-          .share = device.owns_weights ? kDeviceKvShare : kHostKvShare};
-}
-
-// How many KV blocks, and how long a request they allow.
-KvSize size_kv(const qwen3_options& options, const ModelConfig& config, const KvRoom& room) {
-  if (options.max_context > config.max_positions)
-    throw Error(Status::kInvalidArgument, "max_context is " + std::to_string(options.max_context) +
-                                              ", but the model was made for " + std::to_string(config.max_positions) +
-                                              " tokens; extend it with yarn_factor, or ask for less");
-  const int64_t wanted_context = options.max_context > 0 ? options.max_context : config.max_positions;
-  const auto blocks_for = [](int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; };
-  const uint64_t block_bytes = Model::kv_block_bytes(config);
-
-  int64_t n_blocks;
-  if (options.kv_bytes > 0) {
-    n_blocks = static_cast<int64_t>(std::min<uint64_t>(options.kv_bytes / block_bytes, INT32_MAX));
-  } else {
-    n_blocks = static_cast<int64_t>(static_cast<double>(room.bytes) * room.share / static_cast<double>(block_bytes));
-    // A context that was asked for is a promise: take more than the usual share for one such request.
-    if (options.max_context > 0) n_blocks = std::max(n_blocks, blocks_for(wanted_context));
-    n_blocks = std::min(n_blocks, blocks_for(wanted_context) * options.max_slots);
-  }
-  if (room.known && static_cast<uint64_t>(n_blocks) * block_bytes > room.bytes)
-    throw Error(Status::kOutOfMemory,
-                (options.kv_bytes > 0 ? "a KV pool of " + gib(options.kv_bytes) + " was asked for"
-                                      : "a context of " + std::to_string(wanted_context) + " tokens needs " +
-                                            gib(static_cast<uint64_t>(n_blocks) * block_bytes) + " of KV") +
-                    ", but beside the weights only " + gib(room.bytes) +
-                    " are free; the largest context that fits is " +
-                    std::to_string(static_cast<int64_t>(room.bytes / block_bytes) * kBlockSize));
-  if (n_blocks < 1)
-    throw Error(options.kv_bytes > 0 ? Status::kInvalidArgument : Status::kOutOfMemory,
-                "the KV pool would hold less than one block: " + std::to_string(block_bytes) +
-                    " bytes are the least for this model, there are " +
-                    (options.kv_bytes > 0 ? std::to_string(options.kv_bytes) : gib(room.bytes)));
-  const int64_t capacity = n_blocks * kBlockSize;
-  if (options.max_context > capacity)
-    throw Error(Status::kInvalidArgument,
-                "max_context is " + std::to_string(options.max_context) + ", but a KV pool of " +
-                    gib(options.kv_bytes) + " holds " + std::to_string(capacity) + " tokens; give it " +
-                    gib(static_cast<uint64_t>(blocks_for(options.max_context)) * block_bytes) + " or more");
-  return {n_blocks, std::min(wanted_context, capacity)};
+  if (!(o.gpu_memory_fraction >= 0 && o.gpu_memory_fraction <= 1))
+    throw Error(Status::kInvalidArgument, "option gpu_memory_fraction is " + std::to_string(o.gpu_memory_fraction) +
+                                              "; it must be more than 0 and at most 1, or 0 for 0.9");
 }
 
 template <size_t N>
@@ -140,11 +69,15 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
   Checkpoint checkpoint = Checkpoint::open(model_dir, config);
   report("map", 1, 1);
 
+  const MemoryPlan plan(options_, config, device, static_cast<uint64_t>(checkpoint.n_elements) * sizeof(bf16));
+  if (options_.max_slots == 0) options_.max_slots = device.max_slots;
+  if (options_.token_budget == 0) options_.token_budget = plan.fitting_token_budget(*ops);
+  const uint64_t workspace = Model::workspace_bytes(config, options_.token_budget, *ops);
+  plan.check_weights(workspace);
   auto weights = std::make_unique<Weights>(std::move(checkpoint), config, *ops, [this](uint64_t done, uint64_t total) {
     return progress("weights", done, total);
   });
-  const uint64_t workspace = Model::workspace_bytes(config, options.token_budget, *ops);
-  const KvSize kv = size_kv(options, config, kv_room(ops->info(), weights->total_bytes, workspace));
+  const KvSize kv = plan.size_kv(ops->info(), workspace);
   report("kv", 0, 1);
 
   info_.struct_size = sizeof info_;
@@ -164,26 +97,28 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
   info_.model_max_context = config.max_positions;
   info_.block_size = kBlockSize;
   info_.n_blocks = kv.n_blocks;
-  info_.token_budget = options.token_budget;
+  info_.token_budget = options_.token_budget;
   info_.threads = device.threads;
   info_.prefix_cache = options.prefix_cache != 0;
   info_.weight_bytes = weights->total_bytes;
   info_.kv_bytes = static_cast<uint64_t>(kv.n_blocks) * Model::kv_block_bytes(config);
   info_.workspace_bytes = workspace;
+  info_.graph_bytes = plan.graph_bytes();
   info_.free_bytes = device.free_bytes;
+  info_.total_bytes = device.total_bytes;
   copy_text(info_.device, device.device);
   copy_text(info_.device_name, device.device_name);
   copy_text(info_.kernels, device.kernels);
 
   model_ = std::make_unique<Model>(
       config, std::move(ops), std::move(weights),
-      ModelLimits{.token_budget = options.token_budget, .n_blocks = kv.n_blocks, .n_token_ids = info_.n_token_ids});
+      ModelLimits{.token_budget = options_.token_budget, .n_blocks = kv.n_blocks, .n_token_ids = info_.n_token_ids});
   pool_ = std::make_unique<BlockPool>(static_cast<int>(kv.n_blocks));
   if (info_.prefix_cache != 0) prefix_cache_ = std::make_unique<PrefixCache>(*pool_, kBlockSize);
-  scheduler_ = std::make_unique<Scheduler>(SchedulerLimits{.max_slots = options.max_slots,
-                                                           .token_budget = options.token_budget,
+  scheduler_ = std::make_unique<Scheduler>(SchedulerLimits{.max_slots = options_.max_slots,
+                                                           .token_budget = options_.token_budget,
                                                            .block_size = kBlockSize,
-                                                           .prefill_spread = options.prefill_spread},
+                                                           .prefill_spread = options_.prefill_spread},
                                            *pool_, prefix_cache_.get());
   info_.max_slots = scheduler_->max_running();
   report("kv", 1, 1);

@@ -285,6 +285,7 @@ Checkpoint Checkpoint::open(const std::string& model_dir, const ModelConfig& con
   for (HostTensor* tensor : slots) {
     const auto bytes = static_cast<std::size_t>(tensor->bytes());
     checkpoint.total_bytes += tensor->bytes();
+    checkpoint.n_elements += tensor->elements();
     if (reinterpret_cast<std::uintptr_t>(tensor->data) % static_cast<std::uintptr_t>(dtype_bytes(tensor->dtype)) == 0)
       continue;
     // Only files of other writers: safetensors pads its header to 8 bytes.

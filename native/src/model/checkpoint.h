@@ -73,6 +73,7 @@ class Checkpoint {
   HostTensor norm;                   // [hidden]
   HostTensor lm_head;                // [vocab, hidden]; embed_tokens itself when tied
   int64_t total_bytes = 0;           // of the tensors above as stored, a tied head counted once
+  int64_t n_elements = 0;            // of the same
   std::vector<FileInfo> files;       // keeps the mappings alive
 
  private:

@@ -118,8 +118,7 @@ TEST("api: _init fills the documented defaults, and clears what a newer host has
   CHECK_EQ(qwen3_options_init(&o.known, sizeof o), QWEN3_OK);
   CHECK_EQ(o.known.struct_size, sizeof o);
   CHECK_EQ(o.newer, 0u);
-  CHECK_EQ(o.known.max_slots, 32);
-  CHECK_EQ(o.known.token_budget, 512);
+  CHECK_EQ(o.known.max_slots + o.known.token_budget, 0);
   CHECK_EQ(o.known.max_queue, 1024);
   CHECK_EQ(o.known.prefix_cache, 1);
   CHECK_EQ(o.known.log_level, QWEN3_LOG_INFO);
@@ -128,6 +127,7 @@ TEST("api: _init fills the documented defaults, and clears what a newer host has
   CHECK_EQ(o.known.max_context + o.known.threads + o.known.n_token_ids, 0);
   CHECK_EQ(o.known.kv_bytes, 0u);
   CHECK_EQ(o.known.yarn_factor, 0.0);
+  CHECK_EQ(o.known.gpu_memory_fraction, 0.0);
 
   Newer<qwen3_request> r;
   std::memset(static_cast<void*>(&r), 0xff, sizeof r);
@@ -166,7 +166,7 @@ TEST("api: open reports what is wrong and leaves NULL behind") {
   fails(dir, QWEN3_INVALID_ARGUMENT, "options.struct_size is 16");
   options.struct_size = 0;
   fails(dir, QWEN3_INVALID_ARGUMENT, "call the _init function");
-  options.max_slots = 0;
+  options.max_slots = -1;
   fails(dir, QWEN3_INVALID_ARGUMENT, "max_slots");
   options.device = "tpu";
   fails(dir, QWEN3_INVALID_ARGUMENT, "\"tpu\" is no device");

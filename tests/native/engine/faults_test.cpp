@@ -383,6 +383,36 @@ TEST("engine: poll gives events out once and in order, however small its array")
   CHECK(h.poll(0).empty());
 }
 
+TEST("engine: steps pause while the host does not poll, and go on when it does") {
+  constexpr int kFull = 1 << 18, kPrompt = 2000, kRequests = 140;
+  qwen3_options o = options(2 * kPrompt / 32 + 2);
+  o.token_budget = 4096;
+  o.prefix_cache = 0;
+  Host h(o);
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < kRequests; i++) {
+    Ask ask(text(kPrompt), 0);
+    ask.prompt_logprobs = 1;
+    ids.push_back(h.submit(ask));
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+  while (!h.log.contains("steps pause until the host polls") && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  REQUIRE(h.log.contains("steps pause until the host polls"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // what is in flight lands
+  const uint64_t n_steps = h.engine->stats().steps;
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK_EQ(h.engine->stats().steps, n_steps);
+  CHECK(h.engine->stats().computed_tokens <= kFull + 3 * 4096);
+  CHECK(h.engine->stats().n_running + h.engine->stats().n_waiting > 0);
+  h.finish();
+  for (const uint64_t id : ids) {
+    CHECK_EQ(h.of(id).end.finish_reason, QWEN3_FINISH_LENGTH);
+    CHECK_EQ(h.of(id).prompt_tokens.size(), static_cast<size_t>(kPrompt));
+  }
+  h.check_idle();
+}
+
 TEST("event queue: a longer event's tail is zero, a short logprobs array stops or refuses") {
   qwen3::EventQueue queue;
   qwen3_event event{};

@@ -1,4 +1,5 @@
 // Opening: every option's range, the size of the KV pool, progress and its cancellation, the log.
+#include <cmath>
 #include <functional>
 
 #include "check.h"
@@ -13,20 +14,36 @@ using qwen3::Status;
 
 namespace {
 
-class SmallOps final : public qwen3::Ops {  // a device with little memory
+// A device with little memory; total_bytes 0: a CPU, else a GPU, where weights take memory of their own.
+struct Memory {
+  uint64_t free_bytes = uint64_t{1} << 30;
+  uint64_t total_bytes = 0;
+};
+
+class SmallOps final : public qwen3::Ops {
  public:
-  explicit SmallOps(uint64_t free_bytes) : free_bytes_(free_bytes) {}
+  explicit SmallOps(const Memory& memory) : memory_(memory) {}
   qwen3::DeviceInfo info() const override {
     qwen3::DeviceInfo info = toy_.info();
     info.device_name = "a small toy";
-    info.free_bytes = free_bytes_;
+    info.free_bytes = memory_.free_bytes - taken_;
+    info.total_bytes = memory_.total_bytes;
+    info.owns_weights = memory_.total_bytes > 0;
+    if (info.owns_weights) {
+      info.token_budget = 8192;
+      info.max_slots = 256;
+    }
     return info;
   }
   void* allocate(size_t bytes, const char* what) override { return toy_.allocate(bytes, what); }
   qwen3::LinearWeight load_linear(std::span<const qwen3::HostMatrix> p, qwen3::LinearLayout l) override {
+    for (const qwen3::HostMatrix& part : p) take(part);
     return toy_.load_linear(p, l);
   }
-  const qwen3::bf16* load_vector(const qwen3::HostMatrix& t) override { return toy_.load_vector(t); }
+  const qwen3::bf16* load_vector(const qwen3::HostMatrix& t) override {
+    take(t);
+    return toy_.load_vector(t);
+  }
   const float* load_floats(std::span<const float> v) override { return toy_.load_floats(v); }
   qwen3::BatchView upload_batch(const qwen3::BatchArrays& a) override { return toy_.upload_batch(a); }
   void embed(const qwen3::EmbedArgs&) override {}
@@ -43,7 +60,12 @@ class SmallOps final : public qwen3::Ops {  // a device with little memory
   qwen3::DevicePeaks measure_peaks() override { return toy_.measure_peaks(); }
 
  private:
-  uint64_t free_bytes_;
+  void take(const qwen3::HostMatrix& matrix) {
+    if (memory_.total_bytes > 0) taken_ += static_cast<uint64_t>(matrix.rows * matrix.cols) * sizeof(qwen3::bf16);
+  }
+
+  const Memory memory_;
+  uint64_t taken_ = 0;  // by weights
   toy::ToyOps toy_{std::make_shared<toy::Faults>()};
 };
 
@@ -52,17 +74,21 @@ struct Opened {
   BackendOptions asked;
 };
 
-// Opens and closes an engine on a device that says it has `free_bytes`.
-Opened open(const qwen3_options& o, uint64_t free_bytes = uint64_t{1} << 30) {
+// Opens and closes an engine on a device that says it has this memory.
+Opened open(const qwen3_options& o, const Memory& memory = {}) {
   model_dir::TempDir dir;
   toy::write_model(dir);
   Opened opened{};
   const Engine engine(dir.path(), o, [&](const BackendOptions& asked) {
     opened.asked = asked;
-    return std::make_unique<SmallOps>(free_bytes);
+    return std::make_unique<SmallOps>(memory);
   });
   opened.info = engine.info();
   return opened;
+}
+
+Opened open(const qwen3_options& o, uint64_t free_bytes) {
+  return open(o, Memory{.free_bytes = free_bytes});
 }
 
 }  // namespace
@@ -82,7 +108,7 @@ TEST("open: an option out of range is refused by name") {
   };
   refuse("max_context", [](auto& o) { o.max_context = -1; });
   refuse("max_context", [](auto& o) { o.max_context = 40'961; });
-  refuse("max_slots", [](auto& o) { o.max_slots = 0; });
+  refuse("max_slots", [](auto& o) { o.max_slots = -1; });
   refuse("max_slots", [](auto& o) { o.max_slots = 4097; });
   refuse("token_budget", [](auto& o) { o.token_budget = 15; });
   refuse("token_budget", [](auto& o) { o.token_budget = 65'537; });
@@ -95,6 +121,9 @@ TEST("open: an option out of range is refused by name") {
   refuse("log_level", [](auto& o) { o.log_level = 4; });
   refuse("yarn_factor", [](auto& o) { o.yarn_factor = -2; });
   refuse("yarn_factor", [](auto& o) { o.yarn_factor = 65; });
+  refuse("gpu_memory_fraction", [](auto& o) { o.gpu_memory_fraction = -0.1; });
+  refuse("gpu_memory_fraction", [](auto& o) { o.gpu_memory_fraction = 1.01; });
+  refuse("gpu_memory_fraction", [](auto& o) { o.gpu_memory_fraction = NAN; });
   refuse("less than one block", [](auto& o) { o.kv_bytes = kBlockBytes - 1; });
   refuse("holds 96 tokens", [](auto& o) { o.kv_bytes = 3 * kBlockBytes, o.max_context = 97; });
 }
@@ -138,6 +167,54 @@ TEST("open: the pool's size follows kv_bytes, or the memory that is left, or the
   CHECK_THROWS_WITH(open(o), Error, "was asked for, but beside the weights only");
   o.kv_bytes = 4 * kBlockBytes;
   CHECK_EQ(open(o, 0).info.n_blocks, 4);  // a device that does not know what is free
+}
+
+TEST("open: a GPU is shared out by a fraction of all its memory") {
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  qwen3_options o = options();
+  o.kv_bytes = 0;
+  o.max_slots = o.token_budget = 0;
+  const qwen3_info info = open(o, Memory{.free_bytes = 8000 * kMiB, .total_bytes = 10'000 * kMiB}).info;
+  CHECK_EQ(info.max_slots, 256);
+  CHECK_EQ(info.token_budget, 8192);
+  CHECK_EQ(info.total_bytes, 10'000 * kMiB);
+  CHECK_EQ(info.graph_bytes, 256 * kMiB);
+  // The default, 0.9 of it, is more than is free: all that is free is divided.
+  const auto used = [](const qwen3_info& i) { return i.weight_bytes + i.workspace_bytes + i.graph_bytes + i.kv_bytes; };
+  CHECK(used(info) <= 8000 * kMiB && used(info) + kBlockBytes > 8000 * kMiB);
+
+  // Half of it, whatever else holds memory.
+  o.gpu_memory_fraction = 0.5;
+  for (const uint64_t free : {10'000 * kMiB, 5000 * kMiB}) {
+    const qwen3_info half = open(o, Memory{.free_bytes = free, .total_bytes = 10'000 * kMiB}).info;
+    CHECK(used(half) <= 5000 * kMiB && used(half) + kBlockBytes > 5000 * kMiB);
+  }
+
+  // Little memory: a smaller step, so that the workspace takes at most an eighth.
+  const qwen3_info small = open(o, Memory{.free_bytes = 600 * kMiB, .total_bytes = 600 * kMiB}).info;
+  CHECK(small.token_budget < 8192 && small.token_budget >= 512);
+  CHECK(small.workspace_bytes <= (300 - 256) * kMiB / 8);
+
+  // A size that is given is bound by what is free alone; a context by the fraction.
+  o.kv_bytes = 700 * kMiB;
+  const Memory gib{.free_bytes = 1000 * kMiB, .total_bytes = 1000 * kMiB};
+  o.token_budget = 512;
+  CHECK_EQ(open(o, gib).info.kv_bytes, 700 * kMiB);
+  o.kv_bytes = 1000 * kMiB;
+  CHECK_THROWS_WITH(open(o, gib), Error, "a KV pool of 0.98 GiB was asked for, but beside the weights only 0.7");
+  CHECK_THROWS_WITH(open(o, gib), Error, "recorded steps 0.25 GiB; of 0.98 GiB on toy, 0.98 GiB were free");
+  o.kv_bytes = 0;
+  o.max_context = 10'000;
+  CHECK_EQ(open(o, gib).info.max_context, 10'000);
+  o.gpu_memory_fraction = 0.26;
+  CHECK_THROWS_WITH(open(o, gib), Error, "a context of 10000 tokens needs 0.01 GiB of KV, but beside the weights only");
+  CHECK_THROWS_WITH(open(o, gib), Error, "with a higher gpu_memory_fraction");
+
+  // Weights that do not fit are not even begun to load.
+  o.gpu_memory_fraction = 0.1;
+  CHECK_THROWS_WITH(open(o, gib), Error, "the model does not fit: 0.2");
+  CHECK_THROWS_WITH(open(o, gib), Error, "gpu_memory_fraction allows 0.10 GiB); free memory of the GPU, raise");
+  CHECK_THROWS_WITH(open(o, Memory{.free_bytes = kMiB, .total_bytes = 1000 * kMiB}), Error, "0.00 GiB were free");
 }
 
 TEST("open: what the host asked for reaches the backend, and info says what it got") {

@@ -95,6 +95,8 @@ class ToyOps final : public qwen3::Ops {
     info.kernels = "toy";
     info.threads = 1;
     info.free_bytes = uint64_t{1} << 30;
+    info.token_budget = 512;
+    info.max_slots = 32;
     return info;
   }
   void* allocate(size_t bytes, const char* what) override { return cpu_.allocate(bytes, what); }

@@ -72,8 +72,9 @@ CudaOps::CudaOps(int device, const std::string& kernels) : device_(device) {
   if (count == 0)
     throw Error(Status::kUnsupported, "device \"cuda:" + std::to_string(device) + "\" cannot be used: " + why_none);
   if (device >= count)
-    throw Error(Status::kUnsupported, "device \"cuda:" + std::to_string(device) + "\" cannot be used: there are " +
-                                          std::to_string(count) + " GPUs, numbered from 0");
+    throw Error(Status::kUnsupported, "device \"cuda:" + std::to_string(device) + "\" cannot be used: there " +
+                                          (count == 1 ? "is one GPU" : "are " + std::to_string(count) + " GPUs") +
+                                          ", numbered from 0");
   check(cudaSetDevice(device), "choosing the GPU");
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "reading the GPU's properties");

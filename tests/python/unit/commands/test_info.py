@@ -77,6 +77,8 @@ class FakeEngine:
             device="cpu",
             device_name="A Processor",
             kernels="avx2",
+            graph_bytes=0,
+            total_bytes=0,
         )
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from qwen3app.abi.types import EngineOptions
 from qwen3app.errors import UsageError
 from qwen3app.settings import (
     EngineSettings,
@@ -78,6 +79,8 @@ def test_all_flags() -> None:
     assert (settings.api_key, settings.open_metrics, settings.thinking) == ("k", True, False)
     assert (settings.drain_seconds, settings.max_body_mb, settings.served_model_name) == (1, 2, "a/b")
     assert parse("--yarn", "2.5", "--device", "cuda").engine.options().yarn_factor == 2.5
+    assert parse("--gpu-memory-fraction", "0.5").engine.options().gpu_memory_fraction == 0.5
+    assert parse().engine.options() == EngineOptions(prefill_spread=48)  # what is not said is the library's choice
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +98,8 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         "--kv-gb nan",
         "--kv-gb -1",
         "--kv-gb x",
+        "--gpu-memory-fraction 1.1",
+        "--gpu-memory-fraction 0",
         "--yarn 1",
         "--yarn 65",
         "--device gpu",
