@@ -1,8 +1,8 @@
 // Breaks the CUDA context of the process that loads it, for tests/gpu/faults.py: a kernel that writes where there is no
 // memory. The error is sticky: every later CUDA call of the process fails, whoever makes it.
 //
-// Built as a library of its own (nvcc -shared), never part of the product. fault_now() does it at once. Preloaded into a
-// process (LD_PRELOAD), it waits in a thread until the file named by FAULT_FILE exists.
+// Built as a library of its own (nvcc -shared), never part of the product. fault_now() does it at once. Preloaded into
+// a process (LD_PRELOAD), it waits in a thread until the file named by FAULT_FILE exists.
 #include <cuda_runtime.h>
 #include <unistd.h>
 

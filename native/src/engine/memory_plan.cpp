@@ -14,7 +14,7 @@ namespace {
 // the rest belongs to the page cache that holds the weights, and to other programs.
 constexpr double kHostKvShare = 0.25;
 constexpr double kMemoryFraction = 0.9;
-// Recorded steps: 1 MB each or less, see docs/decisions.md.
+// Recorded steps: half a MB each or less at 28 layers (native/bench/LOG.md), 256 of them at most.
 constexpr uint64_t kGraphBytes = uint64_t{256} << 20;
 constexpr int kLeastTokenBudget = 512;
 
