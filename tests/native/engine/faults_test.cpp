@@ -289,6 +289,20 @@ TEST("engine: a constrained sample takes only allowed ids, early masks cost noth
   h.check_idle();
 }
 
+TEST("engine: a mask that comes while the layers are computed is in time") {
+  auto faults = std::make_shared<toy::Faults>();
+  Host* host = nullptr;
+  faults->on_step = [&](int step) { host->engine->set_mask(1, 0, step, mask_of({10 + step})); };
+  Host h(options(), faults);
+  host = &h;
+  Ask ask(text(20), 4);
+  ask.constrained = 1;
+  const uint64_t id = h.submit(ask);
+  h.finish();
+  CHECK(h.of(id).tokens == std::vector<int32_t>({10, 11, 12, 13}));
+  CHECK_EQ(h.engine->stats().computed_tokens, 20u + 3u);  // no position twice
+}
+
 TEST("engine: masks of samples of one request are independent; a sample without one holds no other up") {
   for (const int n_prompt : {5, 32, 40, 64}) {
     Host h;
