@@ -189,7 +189,7 @@ std::vector<Variant> all_variants(bool hopper) {
                  [=](const LinearCall& c, const Context& x) { linear_batch(c, x, tile); }});
   }
   v.push_back({"cluster", kMaxClusterRows, [](const LinearCall& c, const Context& x) { linear_cluster(c, x); }});
-  for (const int tile : {128, 192}) {
+  for (const int tile : {128, 192, 256}) {
     v.push_back({"hopper " + std::to_string(tile), 1 << 30,
                  [=](const LinearCall& c, const Context& x) { linear_hopper(c, x, tile); }});
   }
@@ -569,7 +569,7 @@ void time_prefill(const Context& base, const Pool& pool) {
     for (const Shape& s : kTimed) {
       if (std::strncmp(s.name, "8b", 2) != 0 || std::strstr(s.name, "lm_head") != nullptr) continue;
       std::vector<Variant> v;
-      for (const int tile : {128, 192}) {
+      for (const int tile : {128, 192, 256}) {
         v.push_back(
             {std::to_string(tile), 0, [=](const LinearCall& c, const Context& x) { linear_hopper(c, x, tile); }});
       }

@@ -11,7 +11,9 @@ namespace {
 // Rows up to which linear_decode is the fastest; measured on an H200, native/bench/LOG.md. Elsewhere: its limit.
 constexpr int kHopperDecodeRows = 16;
 
-LinearCall make_call(LinearMode mode, const bf16* x, int n_rows, const LinearWeight& weight) {
+}  // namespace
+
+LinearCall make_linear_call(LinearMode mode, const bf16* x, int n_rows, const LinearWeight& weight) {
   if (weight.n_in % 8 != 0) {
     throw Error(Status::kUnsupported, "a weight has " + std::to_string(weight.n_in) +
                                           " input columns; the CUDA backend needs a multiple of 8");
@@ -28,8 +30,6 @@ LinearCall make_call(LinearMode mode, const bf16* x, int n_rows, const LinearWei
   call.n_out = mode == LinearMode::kGateUp ? weight.n_out / 2 : weight.n_out;
   return call;
 }
-
-}  // namespace
 
 void linear_any(const LinearCall& call, const Context& ctx) {
   if (call.n_rows == 0) return;
@@ -50,14 +50,14 @@ void linear_any(const LinearCall& call, const Context& ctx) {
 }
 
 void linear(const LinearArgs& args, const Context& ctx) {
-  LinearCall call =
-      make_call(args.accumulate ? LinearMode::kAccumulate : LinearMode::kStore, args.x, args.n_rows, *args.weight);
+  LinearCall call = make_linear_call(args.accumulate ? LinearMode::kAccumulate : LinearMode::kStore, args.x,
+                                     args.n_rows, *args.weight);
   call.out = args.out;
   linear_any(call, ctx);
 }
 
 void gate_up(const GateUpArgs& args, const Context& ctx) {
-  LinearCall call = make_call(LinearMode::kGateUp, args.x, args.n_rows, *args.weight);
+  LinearCall call = make_linear_call(LinearMode::kGateUp, args.x, args.n_rows, *args.weight);
   call.gated = args.out;
   linear_any(call, ctx);
 }

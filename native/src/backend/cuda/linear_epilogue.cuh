@@ -16,6 +16,30 @@ __device__ __forceinline__ float silu_times(float gate, float up) {
   return __fmul_rn(__fdiv_rn(gate, denominator), up);
 }
 
+// The same for eight pairs, equal bits, in a third of the time: a division by itself is a test and a branch, which
+// keeps its latency from being hidden. Here one branch for all; within its range gate / d needs no care of exponents,
+// and the five steps are those of __fdiv_rn.
+__device__ __forceinline__ void silu_times(const float (&gate)[8], const float (&up)[8], float (&out)[8]) {
+  constexpr uint32_t kLeast = 0x21800000, kMost = 0x42700000;  // 2^-60, 60
+  bool plain = true;
+#pragma unroll
+  for (int i = 0; i < 8; i++) plain &= (__float_as_uint(gate[i]) & 0x7fffffff) - kLeast <= kMost - kLeast;
+  if (plain) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const float d = __fadd_rn(1.0f, __expf(-gate[i]));
+      float r;
+      asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+      r = __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
+      const float q = __fmul_rn(gate[i], r);
+      out[i] = __fmul_rn(__fmaf_rn(r, __fmaf_rn(-d, q, gate[i]), q), up[i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; i++) out[i] = silu_times(gate[i], up[i]);
+  }
+}
+
 // Two neighbours as bf16 in one word, `low` first in memory.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

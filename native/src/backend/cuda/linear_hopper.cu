@@ -1,211 +1,128 @@
-// Matrix product of many rows on Hopper, bound by the tensor cores.
+// Large matrix products on Hopper: the main loop of linear_hopper.cuh with outputs that are stored, added or gated.
 //
-// Persistent and warp-specialised: CTAs walk output tiles of 128 rows x `tile` outputs; in a CTA, warpgroup 0 gives its
-// registers away and one of its threads fills a ring of stages by the copy engine (inputs 128 rows x 64 columns,
-// 128-byte swizzle; weights tile x 64, packed, unswizzled); warpgroups 1 and 2 take 64 rows each and multiply by wgmma,
-// inputs as M, weights as N.
-//
-// Registers: two sets of tile / 2 per thread, the accumulator of the current segment of K and the sum of the finished
-// ones. The sum starts at -0, to which adding is exact, so after four segments it is ((s0 + s1) + s2) + s3.
-//
-// Order of tiles: groups of rows (group_rows); inside a group down the rows first, so that the CTAs at work share
-// inputs and weights in the second-level cache.
-//
-// Measured on an H200 (bench/results/2026-11-29-h200-linear.txt): 8B at 512 to 8,192 rows 595 to 730 TFLOP/s: qkv and
-// gate_up 90 to 94% of cuBLAS, down 89 to 92%, o 76 to 85%. Clusters of 2 with multicast, stores spread over the next
-// tile and prefetching the output lost (LOG.md).
-#include <algorithm>
-#include <string>
-
-#include "backend/cuda/launch.h"
+// Measured on an H200 (bench/results/2026-11-29-h200-prefill.txt): 8B at 512 to 8,192 rows 607 to 788 TFLOP/s in short
+// bursts: of cuBLAS, which writes bf16 and adds nothing, qkv 96 to 99%, o 90 to 92%, gate_up and down 97 to 100%. What
+// was tried and lost: LOG.md.
 #include "backend/cuda/linear_epilogue.cuh"
-#include "backend/cuda/linear_kernels.h"
-#include "backend/cuda/ptx.cuh"
-#include "backend/cuda/tensor_map.h"
-#include "base/error.h"
+#include "backend/cuda/linear_hopper.cuh"
 
 namespace qwen3::cuda {
 namespace {
 
-constexpr int kTileRows = 128;  // per CTA
-constexpr int kThreads = 384;
-[[maybe_unused]] constexpr int kConsumerWarps = 8;
+using namespace hopper;
 
-// Rows of a group; 128-wide tiles need more of the cache's bandwidth and gain from small groups.
-constexpr int group_rows(int tile) {
-  return tile == 192 ? 2048 : 1024;
-}
-__host__ __device__ constexpr int stage_bytes(int tile) {
-  return kTileRows * 128 + tile * 128;
-}
-__host__ __device__ constexpr int stage_count(int tile) {
-  return tile == 192 ? 5 : 6;
-}
-__host__ __device__ constexpr int shared_bytes(int tile) {
-  return stage_count(tile) * stage_bytes(tile) + 1024;
-}
+// out = y, out += y, or gated = silu(gate) * up: staged in shared memory, 64 outputs of a warp at a time, and sent by
+// the copy engine, which also adds: nothing is loaded into the SM, and nobody waits for memory. Each output gets one
+// addition per launch, so its bits are those of x + y. Boxes in the staging area: kStore, kAccumulate 16 rows x 32
+// float32, 128-byte swizzle; kGateUp 16 x 32 bf16, 64-byte.
+struct StoreEpilogue {
+  CUtensorMap map;  // of the output
+  LinearMode mode;
+  int n_rows;
+  int n_out;
 
-struct Tiles {
-  int rows;     // tiles along the rows
-  int columns;  // tiles along the outputs
-  int group;    // row tiles in a group
-};
-
-// Tile t of the walk.
-[[maybe_unused]] __device__ __forceinline__ void place_tile(const Tiles& tiles, int t, int& row_tile,
-                                                            int& column_tile) {
-  const int per_group = tiles.group * tiles.columns;
-  const int first = t / per_group * tiles.group, inside = t % per_group;
-  const int rows = min(tiles.group, tiles.rows - first);
-  row_tile = first + inside % rows;
-  column_tile = inside / rows;
-}
-
-template <int tile>
-__global__ void __launch_bounds__(kThreads, 1)
-    linear_hopper_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                         const __grid_constant__ LinearCall call, const __grid_constant__ Tiles tiles) {
 #if QWEN3_SM90A
-  constexpr int kStages = stage_count(tile), kStage = stage_bytes(tile), kInput = kTileRows * 128;
-  extern __shared__ uint8_t raw_shared[];
-  __shared__ uint64_t full_barriers[kStages], empty_barriers[kStages];
-  const uint32_t base = (shared_address(raw_shared) + 1023) & ~1023u;
-  const uint32_t full = shared_address(full_barriers), empty = shared_address(empty_barriers);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int n_tiles = tiles.rows * tiles.columns;
-  const int n_blocks = call.col_blocks;
+  __device__ __forceinline__ void begin() const { tensor_prefetch(&map); }
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; i++) {
-      mbarrier_init(full + i * 8, 1);
-      mbarrier_init(empty + i * 8, kConsumerWarps);
+  // 16 rows x 32 outputs of a gated piece. g, q: row and quad lane of the thread.
+  __device__ __forceinline__ void stage_gated(const float (&y)[32], uint32_t to, int g, int q) const {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {  // rows g and g + 8
+      float gate[8], up[8], out[8];
+#pragma unroll
+      for (int b = 0; b < 4; b++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          gate[b * 2 + e] = y[b * 8 + h * 2 + e];
+          up[b * 2 + e] = y[b * 8 + 4 + h * 2 + e];
+        }
+      }
+      silu_times(gate, up, out);
+#pragma unroll
+      for (int b = 0; b < 4; b++) {
+        shared_store(to + g * 64 + q * 4 + h * 512 + ((b ^ (g / 2)) << 4), pack_bf16(out[b * 2], out[b * 2 + 1]));
+      }
     }
-    fence_mbarrier_init();
   }
-  __syncthreads();
-  griddep_launch();
-
-  if (warp < 4) {
-    fewer_registers<40>();
-    if (warp == 0 && lane == 0) {
-      tensor_prefetch(&x_map);
-      tensor_prefetch(&w_map);
-      griddep_wait();
-      int at = 0;
-      uint32_t parity = 1;  // a fresh barrier is past this
-      for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
-        int row_tile, column_tile;
-        place_tile(tiles, t, row_tile, column_tile);
-        const int row = row_tile * kTileRows;
-        for (int block = 0; block < n_blocks; block++) {
-          const uint32_t stage = base + at * kStage, barrier = full + at * 8;
-          mbarrier_wait(empty + at * 8, parity);
-          mbarrier_expect(barrier, kStage);
-          tensor_load_2d(stage, &x_map, block * kPackCols, row, barrier);
-          tensor_load_3d(stage + kInput, &w_map, 0, block, column_tile * (tile / 16), barrier);
-          if (++at == kStages) {
-            at = 0;
-            parity ^= 1;
-          }
-        }
+  // 16 rows x 64 sums, two boxes.
+  __device__ __forceinline__ void stage_sums(const float (&y)[32], uint32_t to, int g, int q) const {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      const uint32_t chunk = ((j % 4) * 2 + q / 2) ^ g;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        shared_store_float2(to + j / 4 * kBoxBytes + g * 128 + h * 1024 + (chunk << 4) + q % 2 * 8, y[j * 4 + h * 2],
+                            y[j * 4 + h * 2 + 1]);
       }
     }
-  } else {
-    more_registers<232>();
-    griddep_wait();
-    const int group = warp / 4 - 1;
-    float acc[tile / 2], sum[tile / 2];
+  }
+
+  template <int tile>
+  __device__ __forceinline__ void finish(Sums<tile>& sums, int row, int column, uint32_t staging, int lane) const {
+    const int g = lane / 4, q = lane % 4;
+    const bool sends = lane == 0 && row < n_rows;
 #pragma unroll
-    for (int i = 0; i < tile / 2; i++) acc[i] = 0.0f;
-    auto release = [&](int stage) {
-      if (lane == 0) mbarrier_arrive(empty + stage * 8);
-    };
-    int at = 0;
-    uint32_t parity = 0;
-    for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
-#pragma unroll
-      for (int i = 0; i < tile / 2; i++) sum[i] = -0.0f;
-#pragma unroll 1
-      for (int s = 0; s < kSegments; s++) {
-        const int begin = s * n_blocks / kSegments, end = (s + 1) * n_blocks / kSegments;
-        if (begin == end) {  // an empty segment is +0
-#pragma unroll
-          for (int i = 0; i < tile / 2; i++) sum[i] = __fadd_rn(sum[i], 0.0f);
-          continue;
-        }
-        int before = -1;
-#pragma unroll 1
-        for (int block = begin; block < end; block++) {
-          mbarrier_wait(full + at * 8, parity);
-          const uint32_t stage = base + at * kStage;
-          const uint64_t a = swizzled_descriptor(stage + group * 64 * 128);
-          const uint64_t b = plain_descriptor(stage + kInput);
-          wgmma_fence();
-          wgmma<tile>(acc, a, b, block > begin);
-          wgmma<tile>(acc, a + 2, b + 16, 1);
-          wgmma<tile>(acc, a + 4, b + 32, 1);
-          wgmma<tile>(acc, a + 6, b + 48, 1);
-          wgmma_commit();
-          if (before >= 0) {
-            wgmma_wait<1>();
-            release(before);
-          }
-          before = at;
-          if (++at == kStages) {
-            at = 0;
-            parity ^= 1;
-          }
-        }
-        wgmma_wait<0>();
-        release(before);
-        wgmma_results(acc);
-#pragma unroll
-        for (int i = 0; i < tile / 2; i++) sum[i] = __fadd_rn(sum[i], acc[i]);
-      }
-      int row_tile, column_tile;
-      place_tile(tiles, t, row_tile, column_tile);
-      const int row = row_tile * kTileRows + group * 64 + warp % 4 * 16 + lane / 4;
-      if (call.mode == LinearMode::kGateUp) {
-        store_gated<tile>(call, sum, row, column_tile * tile + lane % 4 * 4);
+    for (int turn = 0; turn < Sums<tile>::S::n_pieces; turn++) {
+      const uint32_t half = staging + turn % 2 * (kStagingBytes / 2);
+      float y[32];
+      sums.take(turn, y);
+      const int first = column + Sums<tile>::piece(turn) * 64;
+      if (mode == LinearMode::kGateUp) {
+        const uint32_t to = half + turn / 2 * 1024;
+        stage_gated(y, to, g, q);
+        fence_async_proxy();
+        __syncwarp();
+        if (sends && first / 2 < n_out) tensor_store_2d(&map, first / 2, row, to);
       } else {
-        store_sums<tile>(call, sum, row, column_tile * tile + lane % 4 * 2);
+        if (turn >= 2) {
+          if (lane == 0) bulk_wait_read<1>();
+          __syncwarp();
+        }
+        stage_sums(y, half, g, q);
+        fence_async_proxy();
+        __syncwarp();
+#pragma unroll
+        for (int box = 0; box < 2; box++) {
+          const int x = first + box * 32;
+          if (!sends || x >= n_out) continue;
+          if (mode == LinearMode::kAccumulate) {
+            tensor_add_2d(&map, x, row, half + box * kBoxBytes);
+          } else {
+            tensor_store_2d(&map, x, row, half + box * kBoxBytes);
+          }
+        }
       }
+      if (lane == 0) bulk_commit();
     }
   }
 #endif
-}
+};
 
 template <int tile>
 void run(const LinearCall& call, const Context& ctx) {
-  configure<linear_hopper_kernel<tile>>(shared_bytes(tile));
-  Tiles tiles;
-  tiles.rows = (call.n_rows + kTileRows - 1) / kTileRows;
-  tiles.columns = (call.row_tiles * kPackRows + tile - 1) / tile;
-  tiles.group = std::min(tiles.rows, group_rows(tile) / kTileRows);
-  const int ctas = std::min(ctx.sm_count, tiles.rows * tiles.columns);
-  const Grid grid{dim3(static_cast<unsigned>(ctas)), dim3(kThreads), static_cast<size_t>(shared_bytes(tile))};
-  launch("a large matrix product", linear_hopper_kernel<tile>, grid, ctx,
-         rows_map(call.x, call.n_rows, call.n_in, kTileRows),
-         weight_map(call.weight, call.row_tiles, call.col_blocks, tile / 16), call, tiles);
-}
-
-// Microseconds of one variant: waves of tiles; a tile costs its blocks of columns and some constant work, more when it
-// must read what it adds to. Fitted to the four projections of 8B at 256 to 8,192 rows on an H200: within 6%.
-double cost(const LinearCall& call, const Context& ctx, int tile) {
-  const int rows = (call.n_rows + kTileRows - 1) / kTileRows;
-  const int columns = (call.row_tiles * kPackRows + tile - 1) / tile;
-  const int waves = (rows * columns + ctx.sm_count - 1) / ctx.sm_count;
-  const bool accumulate = call.mode == LinearMode::kAccumulate;
-  const double per_tile = tile == 192 ? call.col_blocks * 0.55 + (accumulate ? 2.8 : 2.0)
-                                      : call.col_blocks * 0.366 + (accumulate ? 5.3 : 2.5);
-  return waves * per_tile;
+  StoreEpilogue epilogue;
+  epilogue.map = call.mode == LinearMode::kGateUp ? bf16_store_map(call.gated, call.n_rows, call.n_out, kWarpRows)
+                                                  : float_store_map(call.out, call.n_rows, call.n_out, kWarpRows);
+  epilogue.mode = call.mode;
+  epilogue.n_rows = call.n_rows;
+  epilogue.n_out = call.n_out;
+  run_hopper<tile>("a large matrix product", call, epilogue, ctx);
 }
 
 }  // namespace
 
 void linear_hopper(const LinearCall& call, const Context& ctx, int tile) {
-  if (tile == 0) tile = cost(call, ctx, 192) <= cost(call, ctx, 128) ? 192 : 128;
-  if (tile == 192) return run<192>(call, ctx);
+  // The copy engine wants rows of outputs at multiples of 16 bytes; real models have them.
+  if (call.n_out % (call.mode == LinearMode::kGateUp ? 8 : 4) != 0) return linear_generic(call, ctx);
+  if (tile == 0) {
+    tile = 128;
+    for (const int wider : {192, 256}) {
+      if (hopper_cost(call, ctx, wider) <= hopper_cost(call, ctx, tile)) tile = wider;
+    }
+  }
+  // A tile of 256 has no empty segments.
+  if (tile == 256 && call.col_blocks >= kSegments) return run<256>(call, ctx);
+  if (tile >= 192) return run<192>(call, ctx);
   run<128>(call, ctx);
 }
 

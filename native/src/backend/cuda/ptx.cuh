@@ -126,6 +126,50 @@ __device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void*
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
+// ---- shared memory by address
+__device__ __forceinline__ void shared_store(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+__device__ __forceinline__ void shared_store_float2(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ void shared_store_float4(uint32_t address, float4 v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ float4 shared_load_float4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+// ---- copies from shared memory by the copy engine, in groups of the issuing thread. Before: writes to shared memory,
+// fence_async_proxy() in each writing thread, a barrier. What is outside the tensor is not written.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void tensor_store_2d(const void* map, int x, int y, uint32_t source) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x),
+               "r"(y), "r"(source)
+               : "memory");
+}
+// memory += source, float32, one rounded addition per element.
+__device__ __forceinline__ void tensor_add_2d(const void* map, int x, int y, uint32_t source) {
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+               "r"(x), "r"(y), "r"(source)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until all but the last n groups of this thread have read their sources.
+template <int n>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory");
+}
 // ---- clusters
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
@@ -194,7 +238,6 @@ __device__ __forceinline__ void wgmma_results(float (&d)[n]) {
 #pragma unroll
   for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-
 // d[64 x n] (+)= a[64 x 16] * b[16 x n], all of a warpgroup; `add` 0 ignores the old d. Accumulator i of a lane
 // (g = lane / 4, t = lane % 4) of warp w: row 16 w + g + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 t + i % 2.
 #define QWEN3_S10(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
@@ -209,14 +252,14 @@ __device__ __forceinline__ void wgmma_results(float (&d)[n]) {
 #define QWEN3_L128 \
   QWEN3_L80        \
   "," QWEN3_S10(8) "," QWEN3_S10(9) "," QWEN3_S10(10) "," QWEN3_S10(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
-#define QWEN3_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define QWEN3_D8(i) QWEN3_D4(i), QWEN3_D4(i + 4)
-#define QWEN3_D16(i) QWEN3_D8(i), QWEN3_D8(i + 8)
-#define QWEN3_D24(i) QWEN3_D16(i), QWEN3_D8(i + 16)
-#define QWEN3_D32(i) QWEN3_D16(i), QWEN3_D16(i + 16)
-#define QWEN3_D64(i) QWEN3_D32(i), QWEN3_D32(i + 32)
-#define QWEN3_D96(i) QWEN3_D64(i), QWEN3_D32(i + 64)
-#define QWEN3_D128(i) QWEN3_D64(i), QWEN3_D64(i + 64)
+#define QWEN3_D4(m, i) m(d[i]), m(d[i + 1]), m(d[i + 2]), m(d[i + 3])
+#define QWEN3_D8(m, i) QWEN3_D4(m, i), QWEN3_D4(m, i + 4)
+#define QWEN3_D16(m, i) QWEN3_D8(m, i), QWEN3_D8(m, i + 8)
+#define QWEN3_D24(m, i) QWEN3_D16(m, i), QWEN3_D8(m, i + 16)
+#define QWEN3_D32(m, i) QWEN3_D16(m, i), QWEN3_D16(m, i + 16)
+#define QWEN3_D64(m, i) QWEN3_D32(m, i), QWEN3_D32(m, i + 32)
+#define QWEN3_D96(m, i) QWEN3_D64(m, i), QWEN3_D32(m, i + 64)
+#define QWEN3_D128(m, i) QWEN3_D64(m, i), QWEN3_D64(m, i + 64)
 // n: columns; c: accumulators per thread; a, b, s: numbers of the operands after them.
 #define QWEN3_WGMMA(n, c, a, b, s)                                                                             \
   if constexpr (kN == n) {                                                                                     \
@@ -224,7 +267,7 @@ __device__ __forceinline__ void wgmma_results(float (&d)[n]) {
                  ", 0;\n"                                                                                      \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" QWEN3_L##c "}, %" #a ", %" #b    \
                                                                                          ", p, 1, 1, 0, 0;\n}" \
-                 : QWEN3_D##c(0)                                                                               \
+                 : QWEN3_D##c("+f", 0)                                                                         \
                  : "l"(descriptor_a), "l"(descriptor_b), "r"(add)                                              \
                  : "memory");                                                                                  \
   }
@@ -238,6 +281,24 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t descriptor_a,
   QWEN3_WGMMA(128, 64, 64, 65, 66)
   QWEN3_WGMMA(192, 96, 96, 97, 98)
   QWEN3_WGMMA(256, 128, 128, 129, 130)
+}
+// The same with `add` 0, known at compile time: no registers are kept for the old d before it.
+#define QWEN3_WGMMA_FIRST(n, c, a, b)                                                                 \
+  if constexpr (kN == n) {                                                                            \
+    asm volatile(                                                                                     \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                    \
+        "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" QWEN3_L##c "}, %" #a ", %" #b    \
+                                                                                ", p, 1, 1, 0, 0;\n}" \
+        : QWEN3_D##c("=f", 0)                                                                         \
+        : "l"(descriptor_a), "l"(descriptor_b)                                                        \
+        : "memory");                                                                                  \
+  }
+template <int kN>
+__device__ __forceinline__ void wgmma_first(float (&d)[kN / 2], uint64_t descriptor_a, uint64_t descriptor_b) {
+  static_assert(kN == 128 || kN == 192 || kN == 256);
+  QWEN3_WGMMA_FIRST(128, 64, 64, 65)
+  QWEN3_WGMMA_FIRST(192, 96, 96, 97)
+  QWEN3_WGMMA_FIRST(256, 128, 128, 129)
 }
 #endif  // QWEN3_SM90A
 

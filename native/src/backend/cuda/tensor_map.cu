@@ -54,4 +54,18 @@ CUtensorMap weight_map(const bf16* packed, int row_tiles, int col_blocks, int bo
   return encode(CU_TENSOR_MAP_DATA_TYPE_UINT64, 3, packed, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
+CUtensorMap float_store_map(float* out, int rows, int cols, int box_rows) {
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(cols) * 4};
+  const cuuint32_t box[2] = {32, static_cast<cuuint32_t>(box_rows)};
+  return encode(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, out, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+CUtensorMap bf16_store_map(bf16* out, int rows, int cols, int box_rows) {
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(cols) * 2};
+  const cuuint32_t box[2] = {32, static_cast<cuuint32_t>(box_rows)};
+  return encode(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, out, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_64B);
+}
+
 }  // namespace qwen3::cuda

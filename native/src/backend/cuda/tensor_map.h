@@ -14,4 +14,9 @@ CUtensorMap rows_map(const bf16* x, int rows, int cols, int box_rows);
 // Packed weight -> boxes of 1 column block x box_tiles row tiles (box_tiles x 2 KB); coordinates (0, block, tile).
 CUtensorMap weight_map(const bf16* packed, int row_tiles, int col_blocks, int box_tiles);
 
+// Outputs [rows, cols], for stores of boxes of 32 columns x box_rows: float32 with 128-byte swizzle (cols % 4 == 0),
+// bf16 with 64-byte swizzle (cols % 8 == 0).
+CUtensorMap float_store_map(float* out, int rows, int cols, int box_rows);
+CUtensorMap bf16_store_map(bf16* out, int rows, int cols, int box_rows);
+
 }  // namespace qwen3::cuda
