@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "backend/cuda/cuda_ops.h"
+#include "backend/cuda/linear_kernels.h"
 #include "backend/cuda/measure.h"
 #include "backend/cuda/open.h"
 #include "base/error.h"
@@ -246,6 +247,18 @@ void CudaOps::qk_norm_rope(const QkNormRopeArgs& args) {
 }
 void CudaOps::attention(const AttentionArgs& args) {
   cuda::attention(args, batch_host_, attention_workspace_, ctx_);
+}
+
+void CudaOps::self_attention(const SelfAttentionArgs& args) {
+  if (!qkv_hopper_serves(args, ctx_)) return Ops::self_attention(args);
+  qkv_hopper(args, ctx_);
+  attention({.batch = args.batch,
+             .q = args.q,
+             .kv = args.kv,
+             .n_heads = args.n_heads,
+             .n_kv_heads = args.n_kv_heads,
+             .head_dim = args.head_dim,
+             .out = args.out});
 }
 
 void CudaOps::sample(const SampleArgs& args) {

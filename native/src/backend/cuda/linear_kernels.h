@@ -31,6 +31,8 @@ struct LinearCall {
   bf16* gated;  // [n_rows, n_out], mode kGateUp
 };
 
+LinearCall make_linear_call(LinearMode mode, const bf16* x, int n_rows, const LinearWeight& weight);
+
 // Up to 64 rows, sm_80 and newer. ring: blocks of 2 KB in flight per warp: 4, 6 or 8 (up to 8 rows), 0 = chosen.
 inline constexpr int kMaxDecodeRows = 64;
 void linear_decode(const LinearCall& call, const Context& ctx, int ring = 0);
@@ -43,8 +45,13 @@ void linear_batch(const LinearCall& call, const Context& ctx, int tile = 0);
 inline constexpr int kMaxClusterRows = 256;
 void linear_cluster(const LinearCall& call, const Context& ctx);
 
-// Any number of rows, Hopper only. tile: 128 or 192 outputs per CTA, 0 = chosen by a model of the time.
+// Any number of rows, Hopper only. tile: 128, 192 or 256 outputs per CTA, 0 = chosen by a model of the time.
 void linear_hopper(const LinearCall& call, const Context& ctx, int tile = 0);
+
+// qkv_proj with qk_norm_rope in its epilogue, Hopper only: args.q and args.kv are made, args.qkv is not. Worth it for
+// large batches: qkv_hopper_serves().
+bool qkv_hopper_serves(const SelfAttentionArgs& args, const Context& ctx);
+void qkv_hopper(const SelfAttentionArgs& args, const Context& ctx);
 
 // Any number of rows, sm_80 and newer.
 void linear_generic(const LinearCall& call, const Context& ctx);
