@@ -1,0 +1,112 @@
+// embed and rms_norm against the CPU.
+//
+// embed copies: equal to the last bit. rms_norm: a sum of `hidden` squares in some tree of float32 additions, halved by
+// the square root, then a handful of roundings (rms_norm_test.cpp derives it for a chain; a tree is closer): relative
+// (hidden / 32 + 16) * 2^-24 on each side, then bfloat16.
+#include <cmath>
+
+#include "twins/twin.h"
+
+namespace qwen3::twins {
+namespace {
+
+void check_embed(const Settings& settings, Report& report, Source& source, int hidden, int n_tokens) {
+  const int vocab = 300;
+  const std::vector<bf16> table = source.normals(static_cast<size_t>(vocab * hidden), 1.0f);
+  std::vector<int32_t> ids, positions, seq_of(static_cast<size_t>(n_tokens), 0);
+  for (int i = 0; i < n_tokens; i++) {
+    ids.push_back(source.below(vocab));
+    positions.push_back(i);
+  }
+  const std::vector<int32_t> start = {0, n_tokens},
+                             blocks(static_cast<size_t>((n_tokens + kBlockSize - 1) / kBlockSize), 0);
+  const auto run = [&](Device& device, std::vector<float>& out) {
+    const bf16* on_device = device.table(table, hidden);
+    const BatchView view = device.ops().upload_batch({.n_tokens = n_tokens,
+                                                      .n_seqs = 1,
+                                                      .max_blocks = static_cast<int>(blocks.size()),
+                                                      .token_ids = ids,
+                                                      .positions = positions,
+                                                      .seq_of = seq_of,
+                                                      .query_start = start,
+                                                      .block_tables = blocks});
+    float* y = device.blank_floats(static_cast<size_t>(view.n_tokens * hidden));
+    device.ops().embed({.batch = &view, .table = on_device, .hidden = hidden, .out = y});
+    const bool clean = device.read_guarded(y, static_cast<size_t>(view.n_tokens * hidden), out);
+    out.resize(static_cast<size_t>(n_tokens * hidden));
+    return clean;
+  };
+  Device reference(settings.reference);
+  std::vector<float> expected, out;
+  run(reference, expected);
+  for (const auto& device : open_tested(settings)) {
+    const bool clean = run(*device, out);
+    report.check(clean && op_test::same_bits(out, expected),
+                 "embed of " + std::to_string(n_tokens) + " x " + std::to_string(hidden) + " on " + device->name());
+  }
+}
+
+void check_rms_norm(const Settings& settings, Report& report, Source& source, int hidden, int n_x, bool indexed) {
+  const size_t width = static_cast<size_t>(hidden);
+  const float scales[] = {0x1p-20f, 1.0f, 0x1p15f};
+  const std::vector<float> x = source.floats(static_cast<size_t>(n_x) * width, scales[source.below(3)]);
+  const std::vector<bf16> weight = source.normals(width, 1.0f);
+  std::vector<int32_t> index;
+  for (int i = 0; indexed && i < 1 + n_x / 2; i++) index.push_back(source.below(n_x));
+  const int n_rows = indexed ? static_cast<int>(index.size()) : n_x;
+  const auto run = [&](Device& device, int rows, std::vector<bf16>& out) {
+    const float* on_device = device.floats(x);
+    const bf16* w = device.table(weight, hidden);
+    bf16* y = device.blank_bf16(static_cast<size_t>(rows) * width);
+    device.begin();
+    device.ops().rms_norm({.x = on_device,
+                           .weight = w,
+                           .row_index = indexed ? device.ops().upload_rows(index) : nullptr,
+                           .n_rows = rows,
+                           .hidden = hidden,
+                           .eps = 1e-6f,
+                           .out = y});
+    return device.read_guarded(y, static_cast<size_t>(rows) * width, out);
+  };
+  Device reference(settings.reference);
+  std::vector<bf16> expected, out, one, first;
+  run(reference, n_rows, expected);
+  for (const auto& device : open_tested(settings)) {
+    const std::string what = "rms_norm of " + std::to_string(n_rows) + (indexed ? " chosen rows of " : " x ") +
+                             std::to_string(hidden) + " on " + device->name();
+    const bool clean = run(*device, n_rows, out);
+    int wrong = 0;
+    for (size_t i = 0; i < out.size(); i++) {
+      const double value = bf16_to_float(expected[i]), got = bf16_to_float(out[i]);
+      const double before = std::fabs(value) * 2 * (hidden / 32.0 + 16) * 0x1p-24;
+      wrong += !(std::fabs(got - value) <= bf16_pair_tolerance(value, before));
+    }
+    report.check(clean && wrong == 0, what + ": " + std::to_string(wrong) + " outputs are off" +
+                                          (clean ? "" : ", and it writes behind them"));
+    run(*device, 1, one);
+    report.check(std::memcmp(one.data(), out.data(), width * sizeof(bf16)) == 0, what + ": a row alone differs");
+    if (first.empty()) first = out;
+    if (settings.equal_sets) report.check(op_test::same_bits(out, first), what + ": bits differ between kernel sets");
+  }
+}
+
+}  // namespace
+
+void small_op_twins(const Settings& settings, Report& report) {
+  Source source(settings.seed * 4 + 2);
+  const int n = settings.few ? 2 : 16;
+  for (int i = 0; i < n; i++) {
+    check_embed(settings, report, source, i % 2 == 0 ? 8 * (1 + source.below(700)) : 1 + source.below(3000),
+                1 + source.below(i % 3 == 0 ? 600 : 20));
+  }
+  for (const int hidden : {256, 1024, 2560, 4096, 5120}) {
+    for (const int rows : {1, 3, 40, 700}) {
+      if (settings.few && (hidden > 256 || rows > 40)) continue;
+      for (const bool indexed : {false, true}) check_rms_norm(settings, report, source, hidden, rows, indexed);
+    }
+  }
+  for (int i = 0; i < n; i++)
+    check_rms_norm(settings, report, source, 8 * (1 + source.below(800)), 1 + source.below(100), i % 2 == 0);
+}
+
+}  // namespace qwen3::twins
