@@ -62,6 +62,7 @@ test-native: build-coverage ## C++ unit tests (an instrumented build, so that co
 	@find build/coverage -name '*.gcda' -delete
 	@build/coverage/native_tests
 	@QWEN3_TOY_ASYNC=1 build/coverage/native_tests engine
+	@build/coverage/op_twins --device cpu --kernels scalar --few
 
 .PHONY: test-fuzz
 test-fuzz: build-sanitize ## the file parsers under AddressSanitizer and UBSan, FUZZ_SECONDS each
@@ -171,7 +172,7 @@ $(VENV)/.stamp-cuda: pyproject.toml build_tools/make_venv.sh build_tools/require
 .PHONY: build-coverage
 build-coverage: $(VENV)/.stamp-build
 	@[ -f build/coverage/build.ninja ] || $(CONFIGURE) -B build/coverage -DQWEN3_TESTS=ON -DQWEN3_COVERAGE=ON >/dev/null
-	@$(CMAKE) --build build/coverage --parallel $(JOBS) --target native_tests qwen3
+	@$(CMAKE) --build build/coverage --parallel $(JOBS) --target native_tests op_twins qwen3
 
 .PHONY: build-sanitize
 build-sanitize: $(VENV)/.stamp-build

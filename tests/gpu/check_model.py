@@ -1,8 +1,13 @@
 """The whole model on the GPU against transformers on the same GPU, and against itself: exact and deterministic.
 
-    python tests/gpu/check_model.py MODEL_DIR [--lengths 1,2,31,33,257,1025,4096] [--kernels auto,generic]
+    python tests/gpu/check_model.py MODEL_DIR [--lengths 1,2,31,33,257,1025,4096,32768] [--kernels auto,generic]
 
-Prints one line per check and exits with 1 if any fails. docs/numerics.md explains the bars.
+Exact (docs/numerics.md): for prompts of each length, the distance of our logits to transformers in float32, in units of
+its own bfloat16's distance, over the last 256 positions. Deterministic: 64 requests give the same tokens and
+log-probabilities alone and together, run twice, with a warm prefix cache and without one, in other chunks, after
+preemption, from the other kernel set; and the log-probabilities of decode steps, which are replayed graphs, are those
+of one prefill over the same tokens, which is not. All of it as equality. One line per check; exits with 1 if any fails.
+With --device cpu the same checks run on the CPU backend, to test the checks.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,88 +27,94 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from qwen3app.abi.engine import Engine
 from qwen3app.abi.types import EngineOptions, EngineRequest
 
-FAILURES: list[str] = []
+KEPT = 256  # positions at the end of a prompt that are compared
+CHUNK = 4096  # tokens that transformers takes at once; longer prompts go through its cache
+N_REQUESTS = 64
+N_ALONE = 16
+N_SCORED = 24
+
+Answers = list[list[tuple[int, float]]]
+failures = 0
 
 
 def report(ok: bool, line: str) -> None:
+    global failures
     print(("ok    " if ok else "FAIL  ") + line, flush=True)
-    if not ok:
-        FAILURES.append(line)
-
-
-def gpu_options(**changed: Any) -> EngineOptions:
-    return EngineOptions(device="cuda:0", **changed)
-
-
-def logits(engine: Engine, tokens: list[int], first: int) -> torch.Tensor:
-    scores = np.frombuffer(engine.score_logits(tokens, first), dtype=np.float32)
-    return torch.from_numpy(scores.copy()).view(len(tokens) - first, -1).cuda()
+    failures += not ok
 
 
 def rms(difference: torch.Tensor) -> torch.Tensor:
     return difference.double().square().mean(-1).sqrt()
 
 
-def run(engine: Engine, requests: list[EngineRequest]) -> list[list[tuple[int, float]]]:
-    """Tokens with log-probabilities of each request, all submitted at once."""
-    places = {engine.submit(request): i for i, request in enumerate(requests)}
-    out: list[list[tuple[int, float]]] = [[] for _ in requests]
-    open_ = len(requests)
-    while open_:
-        for event in engine.poll(60_000).events:
-            if event[2] == 1:
-                out[places[event[0]]].append((event[4], event[5]))
-            elif event[2] == 3:
-                open_ -= 1
-                if event[8] not in (1, 2):
-                    report(False, f"request {event[0]} ended with reason {event[8]}")
-    return out
+@dataclass
+class Prompt:
+    """Random tokens with what transformers makes of their last positions."""
+
+    tokens: list[int]
+    first: int  # compared from here on
+    exact: torch.Tensor  # [kept, vocab] float32
+    yardstick: torch.Tensor  # [kept] float64: distance of transformers' bfloat16
 
 
-def check_exact(model: str, lengths: list[int], kernels: list[str]) -> None:
+def forward(model: Any, tokens: list[int], kept: int, device: str) -> torch.Tensor:
+    """transformers' logits of the last `kept` positions: [kept, vocab] float32."""
+    ids = torch.tensor([tokens], device=device)
+    if len(tokens) <= CHUNK:
+        return model(ids, logits_to_keep=kept, use_cache=False).logits[0].float()
+    cache = transformers.DynamicCache()
+    for begin in range(0, len(tokens), CHUNK // 2):
+        piece = ids[:, begin : begin + CHUNK // 2]
+        out = model(piece, past_key_values=cache, use_cache=True, logits_to_keep=min(kept, piece.shape[1]))
+    return out.logits[0].float()
+
+
+def references(model_dir: str, lengths: list[int], device: str) -> list[Prompt]:
     torch.backends.cuda.matmul.allow_tf32 = False
     load = transformers.AutoModelForCausalLM.from_pretrained
-    rounded = load(model, dtype=torch.bfloat16, attn_implementation="sdpa").cuda().eval()
-    exact = load(model, dtype=torch.bfloat16, attn_implementation="sdpa").float().cuda().eval()
-    vocab = rounded.config.vocab_size
-    engines = {
-        (k, budget): Engine.open(
-            model, EngineOptions(device="cuda:0", kernels=k, kv_bytes=3 << 30, token_budget=budget)
-        )
-        for k in kernels
-        for budget in (512, 4096)
-    }
-    for n in lengths:
-        tokens = random.Random(n).choices(range(vocab), k=n)
-        first = max(0, n - 256)
-        ids = torch.tensor([tokens], device="cuda")
-        with torch.inference_mode():
-            a = exact(ids, logits_to_keep=n - first, use_cache=False).logits[0]
-            b = rounded(ids, logits_to_keep=n - first, use_cache=False).logits[0].float()
-        yardstick = rms(b - a)
-        reference: torch.Tensor | None = None
-        for key, engine in engines.items():
-            ours = logits(engine, tokens, first)
-            distance = rms(ours - a)
-            mean, worst = (distance.mean() / yardstick.mean()).item(), (distance / yardstick).max().item()
-            report(mean <= 1.0 and worst <= 1.25, f"exact {key} n={n}: mean {mean:.3f} worst {worst:.3f}")
-            if reference is None:
-                reference = ours
-            else:
-                same = torch.equal(reference, ours)
-                report(
-                    same, f"bits  {key} n={n} equal to the first engine's: {(reference != ours).sum().item()} differ"
-                )
-    for engine in engines.values():
-        engine.close()
-    del rounded, exact
-    torch.cuda.empty_cache()
+    model = load(model_dir, dtype=torch.bfloat16, attn_implementation="sdpa").to(device).eval()
+    vocab = model.config.vocab_size
+    prompts = []
+    with torch.inference_mode():
+        for n in lengths:
+            tokens = random.Random(n).choices(range(vocab), k=n)
+            kept = min(KEPT, n, max(1, n % CHUNK) if n > CHUNK and n % (CHUNK // 2) else n)
+            rounded = forward(model, tokens, kept, device)
+            prompts.append(Prompt(tokens, n - kept, rounded, torch.empty(0)))
+        model = model.float()
+        for prompt in prompts:
+            exact = forward(model, prompt.tokens, len(prompt.tokens) - prompt.first, device)
+            prompt.yardstick = rms(prompt.exact - exact)
+            prompt.exact = exact
+    del model
+    if device != "cpu":
+        torch.cuda.empty_cache()
+    return prompts
 
 
-def check_deterministic(model: str, vocab: int) -> None:
+def run(engine: Engine, requests: list[EngineRequest]) -> Answers:
+    """Tokens with log-probabilities of each request, all submitted at once."""
+    places = {engine.submit(request): i for i, request in enumerate(requests)}
+    answers: Answers = [[] for _ in requests]
+    alive = len(requests)
+    while alive:
+        batch = engine.poll(120_000)
+        if not batch.events:
+            raise SystemExit("check_model: no event in 120 s.")
+        for event in batch.events:
+            if event[2] == 1:
+                answers[places[event[0]]].append((event[4], event[5]))
+            elif event[2] == 3:
+                alive -= 1
+                if event[8] not in (1, 2):
+                    report(False, f"request {places[event[0]]} ended with reason {event[8]}")
+    return answers
+
+
+def random_requests(vocab: int) -> list[EngineRequest]:
     rng = random.Random(7)
     lengths = [1, 17, 31, 32, 33, 64, 65, 200, 300, 700, 5, 9] * 6
-    requests = [
+    return [
         EngineRequest(
             prompt=rng.choices(range(vocab), k=n),
             max_tokens=40,
@@ -113,48 +125,91 @@ def check_deterministic(model: str, vocab: int) -> None:
             ignore_eos=True,
             logprobs=True,
         )
-        for i, n in enumerate(lengths[:64])
+        for i, n in enumerate(lengths[:N_REQUESTS])
     ]
-    engine = Engine.open(model, gpu_options(kv_bytes=2 << 30, max_slots=64, token_budget=1024))
-    alone = [run(engine, [request])[0] for request in requests[:16]]
-    together = run(engine, requests)
-    report(alone == together[:16], "deterministic: alone (warm cache) == in a batch of 64")
-    report(together == run(engine, requests), "deterministic: run twice, prefix cache warm")
-    engine.close()
-    changes = {
-        "no prefix cache, budget 64": gpu_options(kv_bytes=2 << 30, max_slots=64, token_budget=64, prefix_cache=False),
-        "generic kernels": gpu_options(kernels="generic", kv_bytes=2 << 30, max_slots=64),
-        "small pool (preemption)": gpu_options(kv_bytes=engine_bytes(model, 80), max_slots=64),
-    }
-    for name, options in changes.items():
-        engine = Engine.open(model, options)
-        result = run(engine, requests)
-        bad = [i for i in range(64) if result[i] != together[i]]
-        preemptions = engine.stats().preemptions
-        report(not bad, f"deterministic: {name} ({preemptions} preemptions); differing requests {bad[:8]}")
-        engine.close()
 
 
-def engine_bytes(model: str, blocks: int) -> int:
-    engine = Engine.open(model, gpu_options(kv_bytes=1 << 30))
-    info = engine.info()
-    engine.close()
-    return blocks * info.kv_bytes // info.n_blocks
+class Checks:
+    """The checks of one model; the first engine's results are what all others must equal."""
+
+    def __init__(self, prompts: list[Prompt], requests: list[EngineRequest], device: str) -> None:
+        self.prompts = prompts
+        self.requests = requests
+        self.device = device
+        self.scores: list[torch.Tensor] = []
+        self.answers: Answers = []
+
+    def exact(self, engine: Engine, name: str) -> None:
+        for i, prompt in enumerate(self.prompts):
+            n = len(prompt.tokens)
+            scores = np.frombuffer(engine.score_logits(prompt.tokens, prompt.first), dtype=np.float32)
+            ours = torch.from_numpy(scores.copy()).view(n - prompt.first, -1).to(self.device)
+            distance = rms(ours - prompt.exact)
+            mean = (distance.mean() / prompt.yardstick.mean()).item()
+            worst = (distance / prompt.yardstick).max().item()
+            report(mean <= 1.0 and worst <= 1.25, f"exact, {n} tokens, {name}: mean {mean:.3f}, worst {worst:.3f}")
+            if i == len(self.scores):
+                self.scores.append(ours)
+            else:
+                differing = int((self.scores[i] != ours).sum().item())
+                report(differing == 0, f"bits, {n} tokens, {name}: {differing} logits differ from the first engine's")
+
+    def alone_together_twice(self, engine: Engine) -> None:
+        alone = [run(engine, [request])[0] for request in self.requests[:N_ALONE]]
+        self.answers = run(engine, self.requests)
+        report(alone == self.answers[:N_ALONE], f"{N_ALONE} requests alone equal those in a batch of {N_REQUESTS}")
+        report(run(engine, self.requests) == self.answers, "run twice, prefix cache warm: equal")
+        differing = []
+        for i, request in enumerate(self.requests[:N_SCORED]):
+            tokens = [*request.prompt, *(token for token, _ in self.answers[i])]
+            scored = list(engine.score_logprobs(tokens))[len(request.prompt) :]
+            if scored != [logprob for _, logprob in self.answers[i]]:
+                differing.append(i)
+        report(not differing, f"decode in recorded steps equals one prefill, not recorded; differing: {differing}")
+
+    def same_answers(self, engine: Engine, name: str) -> None:
+        answers = run(engine, self.requests)
+        differing = [i for i in range(N_REQUESTS) if answers[i] != self.answers[i]]
+        report(not differing, f"requests, {name}: differing {differing[:8]}")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--lengths", default="1,2,31,33,257,1025,4096")
-    parser.add_argument("--kernels", default="auto,generic")
+    parser.add_argument("--lengths", default="1,2,31,33,257,1025,4096,32768")
+    parser.add_argument("--kernels", default="auto,generic", help="the second set must equal the first")
+    parser.add_argument("--device", default="cuda:0")
     arguments = parser.parse_args()
-    check_exact(arguments.model, [int(n) for n in arguments.lengths.split(",")], arguments.kernels.split(","))
-    probe = Engine.open(arguments.model, gpu_options(kv_bytes=1 << 28))
-    vocab = probe.info().vocab
-    probe.close()
-    check_deterministic(arguments.model, vocab)
-    print(f"{len(FAILURES)} failed")
-    return 1 if FAILURES else 0
+    lengths = [int(n) for n in arguments.lengths.split(",")]
+    first, second = arguments.kernels.split(",")
+    prompts = references(arguments.model, lengths, arguments.device)
+    print(f"transformers has made its {len(prompts)} references", flush=True)
+
+    base = EngineOptions(
+        device=arguments.device, kernels=first, kv_bytes=8 << 30, max_slots=N_REQUESTS, token_budget=8192
+    )
+    if arguments.device == "cpu":
+        base = replace(base, kv_bytes=64 << 20)
+    with Engine.open(arguments.model, base) as engine:
+        info = engine.info()
+        checks = Checks(prompts, random_requests(info.vocab), arguments.device)
+        checks.exact(engine, info.kernels)
+        checks.alone_together_twice(engine)
+    chunked = replace(base, token_budget=512, prefix_cache=False)
+    with Engine.open(arguments.model, chunked) as engine:
+        checks.exact(engine, f"{info.kernels}, chunks of 512")
+        checks.same_answers(engine, "chunks of 512, no prefix cache")
+    with Engine.open(arguments.model, replace(base, kernels=second, token_budget=1024)) as engine:
+        checks.exact(engine, f"{engine.info().kernels}, chunks of 1,024")
+        checks.same_answers(engine, f"{engine.info().kernels} kernels")
+    # Less than the requests need together, and small chunks.
+    few = replace(base, kv_bytes=65 * (info.kv_bytes // info.n_blocks), max_context=2048, token_budget=300)
+    with Engine.open(arguments.model, few) as engine:
+        checks.same_answers(engine, "65 KV blocks, chunks of 300")
+        preemptions = engine.stats().preemptions
+        report(preemptions > 0, f"the small pool made {preemptions} preemptions")
+    print(f"check_model: {failures} failed")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
