@@ -119,7 +119,7 @@ Schedule random_steps(const Scene& scene, Source& source, int n_decode) {
 // A device with the scene's data and an empty pool.
 class Stage {
  public:
-  Stage(const BackendOptions& options, const Scene& scene) : device_(options), scene_(scene) {
+  Stage(Device& device, const Scene& scene) : device_(device), scene_(scene) {
     const size_t rows = static_cast<size_t>(scene.n_tokens + kRowPadding);
     const size_t pool = static_cast<size_t>(scene.n_blocks * scene.n_kv_heads * kBlockSize * kHeadDim);
     projections_ = device_.table(scene.projections, scene.width());
@@ -178,7 +178,9 @@ class Stage {
                                              .seq_of = seq_of,
                                              .query_start = start,
                                              .block_tables = tables});
-    ops.run_recorded(view.record_key, [&] {
+    // Equal keys promise equal arguments, and each stage has buffers of its own.
+    const uint64_t key = view.record_key == 0 ? 0 : view.record_key ^ number_ << 48;
+    ops.run_recorded(key, [&] {
       // The embedding brings each token's projections to a fixed place, so that a recorded step can read new ones.
       ops.embed({.batch = &view, .table = projections_, .hidden = scene_.width(), .out = qkv_});
       ops.qk_norm_rope({.batch = &view,
@@ -203,7 +205,9 @@ class Stage {
     });
   }
 
-  Device device_;
+  static inline uint64_t last_number_ = 0;
+  const uint64_t number_ = ++last_number_;
+  Device& device_;
   const Scene& scene_;
   const bf16 *projections_, *q_norm_, *k_norm_;
   const float* inv_freq_;
@@ -242,12 +246,11 @@ size_t n_different(const std::vector<bf16>& a, const std::vector<bf16>& b) {
   return n;
 }
 
-void check_scene(const Settings& settings, Report& report, Source& source, const Scene& scene) {
-  const std::vector<bf16> expected = Stage(settings.reference, scene).run(whole_sequences(scene));
+void check_scene(const Settings& settings, Bench& bench, Report& report, Source& source, const Scene& scene) {
+  const std::vector<bf16> expected = Stage(bench.reference, scene).run(whole_sequences(scene));
   std::vector<bf16> first;
-  for (const std::string& kernels : settings.kernels) {
-    const BackendOptions options{.device = settings.device, .kernels = kernels};
-    Stage whole(options, scene);
+  for (const auto& device : bench.tested) {
+    Stage whole(*device, scene);
     const std::string what = "attention, " + scene.text() + " on " + whole.name();
     const std::vector<bf16> prefilled = whole.run(whole_sequences(scene));
     const Distance d = distance(prefilled, expected);
@@ -257,7 +260,7 @@ void check_scene(const Settings& settings, Report& report, Source& source, const
     if (settings.equal_sets)
       report.check(op_test::same_bits(prefilled, first), what + ": bits differ between kernel sets");
     const Schedule steps = random_steps(scene, source, 6);
-    const size_t in_steps = n_different(Stage(options, scene).run(steps), prefilled);
+    const size_t in_steps = n_different(Stage(*device, scene).run(steps), prefilled);
     report.check(in_steps == 0, what + ": " + std::to_string(in_steps) + " outputs differ when computed in " +
                                     std::to_string(steps.size()) + " steps");
     // Again over the used pool: recorded steps replay, old keys are overwritten by equal ones.
@@ -270,22 +273,24 @@ void check_scene(const Settings& settings, Report& report, Source& source, const
 
 void attention_twins(const Settings& settings, Report& report) {
   Source source(settings.seed * 4 + 3);
+  Bench bench(settings);
   if (settings.few) {
-    check_scene(settings, report, source, make_scene(source, 4, 2, {70, 9, 1}));
+    check_scene(settings, bench, report, source, make_scene(source, 4, 2, {70, 9, 1}));
     return;
   }
-  check_scene(settings, report, source, make_scene(source, 16, 8, {1, 2, 31, 32, 33, 63, 64, 65, 255, 256, 257, 600}));
-  check_scene(settings, report, source, make_scene(source, 32, 8, {513, 1100, 40, 7}));
-  check_scene(settings, report, source, make_scene(source, 8, 2, {5000}));
-  check_scene(settings, report, source, make_scene(source, 8, 1, {2500, 300}));
-  check_scene(settings, report, source, make_scene(source, 40, 8, {300, 90}));
+  check_scene(settings, bench, report, source,
+              make_scene(source, 16, 8, {1, 2, 31, 32, 33, 63, 64, 65, 255, 256, 257, 600}));
+  check_scene(settings, bench, report, source, make_scene(source, 32, 8, {513, 1100, 40, 7}));
+  check_scene(settings, bench, report, source, make_scene(source, 8, 2, {5000}));
+  check_scene(settings, bench, report, source, make_scene(source, 8, 1, {2500, 300}));
+  check_scene(settings, bench, report, source, make_scene(source, 40, 8, {300, 90}));
   const int groups[] = {1, 2, 4, 5, 8};
   for (int i = 0; i < 12; i++) {
     const int n_kv_heads = 1 + source.below(4);
     std::vector<int> lengths;
     for (int n = 1 + source.below(i % 3 == 0 ? 40 : 8); n > 0; n--)
       lengths.push_back(1 + source.below(source.below(3) == 0 ? 700 : 100));
-    check_scene(settings, report, source,
+    check_scene(settings, bench, report, source,
                 make_scene(source, n_kv_heads * source.pick(groups), n_kv_heads, std::move(lengths)));
   }
 }

@@ -35,22 +35,21 @@ struct Problem {
   std::vector<std::vector<bf16>> parts;
   std::vector<float> sums, magnitude;  // [max_rows, n_out]: x * w^T and |x| * |w|^T
 
-  Problem(const Settings& settings, const Shape& s, Source& source) : shape(s) {
+  Problem(Device& device, const Shape& s, Source& source) : shape(s) {
     const size_t n_in = static_cast<size_t>(s.n_in), rows = static_cast<size_t>(s.max_rows);
     x = source.normals(rows * n_in, 1.0f);
     for (const int part : s.parts) {
       parts.push_back(source.normals(static_cast<size_t>(part) * n_in, 0.03125f));
       n_out += part;
     }
-    sums = reference(settings, x, parts);
+    sums = reference(device, x, parts);
     std::vector<std::vector<bf16>> absolute;
     for (const std::vector<bf16>& part : parts) absolute.push_back(magnitudes(part));
-    magnitude = reference(settings, magnitudes(x), absolute);
+    magnitude = reference(device, magnitudes(x), absolute);
   }
 
-  std::vector<float> reference(const Settings& settings, const std::vector<bf16>& in,
+  std::vector<float> reference(Device& device, const std::vector<bf16>& in,
                                const std::vector<std::vector<bf16>>& weight) const {
-    Device device(settings.reference);
     const LinearWeight* w = device.linear(weight, shape.n_in, LinearLayout::kConcat);
     const size_t n = static_cast<size_t>(shape.max_rows) * static_cast<size_t>(n_out);
     float* out = device.blank_floats(n);
@@ -69,10 +68,10 @@ std::vector<int> row_counts(int max_rows) {
   return counts;
 }
 
-void check_linear(const Settings& settings, Report& report, const Problem& p) {
+void check_linear(const Settings& settings, Bench& bench, Report& report, const Problem& p) {
   const size_t n_out = static_cast<size_t>(p.n_out), n_all = p.sums.size();
   std::vector<float> first;  // of the first kernel set, all rows
-  for (const auto& device : open_tested(settings)) {
+  for (const auto& device : bench.tested) {
     const std::string what = "linear " + text(p.shape) + " on " + device->name();
     const bf16* x = device->table(p.x, p.shape.n_in);
     const LinearWeight* w = device->linear(p.parts, p.shape.n_in, LinearLayout::kConcat);
@@ -115,10 +114,10 @@ void check_linear(const Settings& settings, Report& report, const Problem& p) {
   }
 }
 
-void check_gate_up(const Settings& settings, Report& report, const Problem& p) {
+void check_gate_up(const Settings& settings, Bench& bench, Report& report, const Problem& p) {
   const size_t n = static_cast<size_t>(p.shape.parts[0]), rows = static_cast<size_t>(p.shape.max_rows);
   std::vector<bf16> first;
-  for (const auto& device : open_tested(settings)) {
+  for (const auto& device : bench.tested) {
     const std::string what = "gate_up " + text(p.shape) + " on " + device->name();
     const bf16* x = device->table(p.x, p.shape.n_in);
     const LinearWeight* w = device->linear(p.parts, p.shape.n_in, LinearLayout::kGateUp);
@@ -156,6 +155,7 @@ void check_gate_up(const Settings& settings, Report& report, const Problem& p) {
 
 void linear_twins(const Settings& settings, Report& report) {
   Source source(settings.seed * 4 + 1);
+  Bench bench(settings);
   std::vector<Shape> linears, gate_ups;
   if (settings.few) {
     linears = {{{64, 16, 16}, 128, 40}, {{96}, 192, 70}};
@@ -180,8 +180,8 @@ void linear_twins(const Settings& settings, Report& report) {
       if (i % 3 == 0) gate_ups.push_back({{shape.parts[0], shape.parts[0]}, shape.n_in, shape.max_rows});
     }
   }
-  for (const Shape& shape : linears) check_linear(settings, report, Problem(settings, shape, source));
-  for (const Shape& shape : gate_ups) check_gate_up(settings, report, Problem(settings, shape, source));
+  for (const Shape& shape : linears) check_linear(settings, bench, report, Problem(bench.reference, shape, source));
+  for (const Shape& shape : gate_ups) check_gate_up(settings, bench, report, Problem(bench.reference, shape, source));
 }
 
 }  // namespace qwen3::twins

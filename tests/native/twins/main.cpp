@@ -187,11 +187,9 @@ std::vector<bf16> Device::read(const bf16* from, size_t n) {
   return out;
 }
 
-std::vector<std::unique_ptr<Device>> open_tested(const Settings& settings) {
-  std::vector<std::unique_ptr<Device>> devices;
+Bench::Bench(const Settings& settings) : reference(settings.reference) {
   for (const std::string& kernels : settings.kernels)
-    devices.push_back(std::make_unique<Device>(BackendOptions{.device = settings.device, .kernels = kernels}));
-  return devices;
+    tested.push_back(std::make_unique<Device>(BackendOptions{.device = settings.device, .kernels = kernels}));
 }
 
 }  // namespace qwen3::twins

@@ -95,7 +95,7 @@ bool same(const SampleResult& a, const SampleResult& b) {
   return equal;
 }
 
-void check_case(const Settings& settings, Report& report, Source& source, int vocab, int n_rows) {
+void check_case(Bench& bench, Report& report, Source& source, int vocab, int n_rows) {
   const int n_ids = vocab - source.below(std::min(vocab, 300));
   std::vector<float> logits;
   std::vector<Row> rows;
@@ -117,9 +117,8 @@ void check_case(const Settings& settings, Report& report, Source& source, int vo
     r.row.mask = r.mask;
     plain.push_back(r.row);
   }
-  Device reference(settings.reference);
-  const std::vector<SampleResult> expected = run(reference, logits, vocab, n_ids, plain);
-  for (const auto& device : open_tested(settings)) {
+  const std::vector<SampleResult> expected = run(bench.reference, logits, vocab, n_ids, plain);
+  for (const auto& device : bench.tested) {
     const std::vector<SampleResult> got = run(*device, logits, vocab, n_ids, plain);
     for (size_t i = 0; i < plain.size(); i++) {
       const auto at = logits.begin() + static_cast<std::ptrdiff_t>(i) * vocab;
@@ -139,9 +138,10 @@ void check_case(const Settings& settings, Report& report, Source& source, int vo
 
 void sample_twins(const Settings& settings, Report& report) {
   Source source(settings.seed * 4);
-  if (settings.few) return check_case(settings, report, source, 1536, 12);
-  for (int i = 0; i < 30; i++) check_case(settings, report, source, 1 + source.below(i % 2 == 0 ? 3000 : 90), 64);
-  for (int i = 0; i < 3; i++) check_case(settings, report, source, 151936, 40);
+  Bench bench(settings);
+  if (settings.few) return check_case(bench, report, source, 1536, 12);
+  for (int i = 0; i < 30; i++) check_case(bench, report, source, 1 + source.below(i % 2 == 0 ? 3000 : 90), 64);
+  for (int i = 0; i < 3; i++) check_case(bench, report, source, 151936, 40);
 }
 
 }  // namespace qwen3::twins

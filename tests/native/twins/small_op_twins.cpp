@@ -10,7 +10,7 @@
 namespace qwen3::twins {
 namespace {
 
-void check_embed(const Settings& settings, Report& report, Source& source, int hidden, int n_tokens) {
+void check_embed(Bench& bench, Report& report, Source& source, int hidden, int n_tokens) {
   const int vocab = 300;
   const std::vector<bf16> table = source.normals(static_cast<size_t>(vocab * hidden), 1.0f);
   std::vector<int32_t> ids, positions, seq_of(static_cast<size_t>(n_tokens), 0);
@@ -36,17 +36,17 @@ void check_embed(const Settings& settings, Report& report, Source& source, int h
     out.resize(static_cast<size_t>(n_tokens * hidden));
     return clean;
   };
-  Device reference(settings.reference);
   std::vector<float> expected, out;
-  run(reference, expected);
-  for (const auto& device : open_tested(settings)) {
+  run(bench.reference, expected);
+  for (const auto& device : bench.tested) {
     const bool clean = run(*device, out);
     report.check(clean && op_test::same_bits(out, expected),
                  "embed of " + std::to_string(n_tokens) + " x " + std::to_string(hidden) + " on " + device->name());
   }
 }
 
-void check_rms_norm(const Settings& settings, Report& report, Source& source, int hidden, int n_x, bool indexed) {
+void check_rms_norm(const Settings& settings, Bench& bench, Report& report, Source& source, int hidden, int n_x,
+                    bool indexed) {
   const size_t width = static_cast<size_t>(hidden);
   const float scales[] = {0x1p-20f, 1.0f, 0x1p15f};
   const std::vector<float> x = source.floats(static_cast<size_t>(n_x) * width, scales[source.below(3)]);
@@ -68,10 +68,9 @@ void check_rms_norm(const Settings& settings, Report& report, Source& source, in
                            .out = y});
     return device.read_guarded(y, static_cast<size_t>(rows) * width, out);
   };
-  Device reference(settings.reference);
   std::vector<bf16> expected, out, one, first;
-  run(reference, n_rows, expected);
-  for (const auto& device : open_tested(settings)) {
+  run(bench.reference, n_rows, expected);
+  for (const auto& device : bench.tested) {
     const std::string what = "rms_norm of " + std::to_string(n_rows) + (indexed ? " chosen rows of " : " x ") +
                              std::to_string(hidden) + " on " + device->name();
     const bool clean = run(*device, n_rows, out);
@@ -94,19 +93,20 @@ void check_rms_norm(const Settings& settings, Report& report, Source& source, in
 
 void small_op_twins(const Settings& settings, Report& report) {
   Source source(settings.seed * 4 + 2);
+  Bench bench(settings);
   const int n = settings.few ? 2 : 16;
   for (int i = 0; i < n; i++) {
-    check_embed(settings, report, source, i % 2 == 0 ? 8 * (1 + source.below(700)) : 1 + source.below(3000),
+    check_embed(bench, report, source, i % 2 == 0 ? 8 * (1 + source.below(700)) : 1 + source.below(3000),
                 1 + source.below(i % 3 == 0 ? 600 : 20));
   }
   for (const int hidden : {256, 1024, 2560, 4096, 5120}) {
     for (const int rows : {1, 3, 40, 700}) {
       if (settings.few && (hidden > 256 || rows > 40)) continue;
-      for (const bool indexed : {false, true}) check_rms_norm(settings, report, source, hidden, rows, indexed);
+      for (const bool indexed : {false, true}) check_rms_norm(settings, bench, report, source, hidden, rows, indexed);
     }
   }
   for (int i = 0; i < n; i++)
-    check_rms_norm(settings, report, source, 8 * (1 + source.below(800)), 1 + source.below(100), i % 2 == 0);
+    check_rms_norm(settings, bench, report, source, 8 * (1 + source.below(800)), 1 + source.below(100), i % 2 == 0);
 }
 
 }  // namespace qwen3::twins

@@ -99,8 +99,13 @@ class Device {
   std::deque<LinearWeight> weights_;
 };
 
-// The tested device once per kernel set.
-std::vector<std::unique_ptr<Device>> open_tested(const Settings& settings);
+// The reference and the tested device, once per kernel set. Opening a GPU takes a fifth of a second, so a group of
+// tests opens one bench for all its cases; what cases load stays until it closes.
+struct Bench {
+  explicit Bench(const Settings& settings);
+  Device reference;
+  std::vector<std::unique_ptr<Device>> tested;
+};
 
 // For results that a backend computes from sums in float32 and rounds to bfloat16: both sides round (half a unit of
 // 2^-8 relative each), after an error of `before` together.
