@@ -122,9 +122,9 @@ class Stage {
   Stage(Device& device, const Scene& scene) : device_(device), scene_(scene) {
     const size_t rows = static_cast<size_t>(scene.n_tokens + kRowPadding);
     const size_t pool = static_cast<size_t>(scene.n_blocks * scene.n_kv_heads * kBlockSize * kHeadDim);
-    projections_ = device_.table(scene.projections, scene.width());
-    q_norm_ = device_.table(scene.q_norm, kHeadDim);
-    k_norm_ = device_.table(scene.k_norm, kHeadDim);
+    projections_ = device_.table(scene.projections);
+    q_norm_ = device_.table(scene.q_norm);
+    k_norm_ = device_.table(scene.k_norm);
     inv_freq_ = device_.floats(scene.inv_freq);
     kv_ = {device_.blank_bf16(pool), device_.blank_bf16(pool)};
     qkv_ = device_.blank_floats(rows * static_cast<size_t>(scene.width()));

@@ -30,12 +30,18 @@ std::string text(const Shape& shape) {
 // The shape's random data and what the reference makes of it.
 struct Problem {
   Shape shape;
+  LinearLayout layout;
   int n_out = 0;
   std::vector<bf16> x;
   std::vector<std::vector<bf16>> parts;
   std::vector<float> sums, magnitude;  // [max_rows, n_out]: x * w^T and |x| * |w|^T
+  struct Loaded {
+    const bf16* x;
+    const LinearWeight* weight;
+  };
+  std::vector<Loaded> loaded;  // on each tested device
 
-  Problem(Device& device, const Shape& s, Source& source) : shape(s) {
+  Problem(Device& device, const Shape& s, LinearLayout l, Source& source) : shape(s), layout(l) {
     const size_t n_in = static_cast<size_t>(s.n_in), rows = static_cast<size_t>(s.max_rows);
     x = source.normals(rows * n_in, 1.0f);
     for (const int part : s.parts) {
@@ -55,7 +61,7 @@ struct Problem {
     float* out = device.blank_floats(n);
     device.begin();
     device.ops().linear(
-        {.x = device.table(in, shape.n_in), .n_rows = shape.max_rows, .weight = w, .out = out, .accumulate = false});
+        {.x = device.table(in), .n_rows = shape.max_rows, .weight = w, .out = out, .accumulate = false});
     return device.read(out, n);
   }
 };
@@ -71,11 +77,10 @@ std::vector<int> row_counts(int max_rows) {
 void check_linear(const Settings& settings, Bench& bench, Report& report, const Problem& p) {
   const size_t n_out = static_cast<size_t>(p.n_out), n_all = p.sums.size();
   std::vector<float> first;  // of the first kernel set, all rows
+  size_t d = 0;
   for (const auto& device : bench.tested) {
     const std::string what = "linear " + text(p.shape) + " on " + device->name();
-    const bf16* x = device->table(p.x, p.shape.n_in);
-    const LinearWeight* w = device->linear(p.parts, p.shape.n_in, LinearLayout::kConcat);
-    device->begin();
+    const auto [x, w] = p.loaded[d++];
     const auto store = [&](int rows, std::vector<float>& out) {
       const size_t n = static_cast<size_t>(rows) * n_out;
       float* y = device->blank_floats(n);
@@ -117,11 +122,10 @@ void check_linear(const Settings& settings, Bench& bench, Report& report, const 
 void check_gate_up(const Settings& settings, Bench& bench, Report& report, const Problem& p) {
   const size_t n = static_cast<size_t>(p.shape.parts[0]), rows = static_cast<size_t>(p.shape.max_rows);
   std::vector<bf16> first;
+  size_t d = 0;
   for (const auto& device : bench.tested) {
     const std::string what = "gate_up " + text(p.shape) + " on " + device->name();
-    const bf16* x = device->table(p.x, p.shape.n_in);
-    const LinearWeight* w = device->linear(p.parts, p.shape.n_in, LinearLayout::kGateUp);
-    device->begin();
+    const auto [x, w] = p.loaded[d++];
     const auto run = [&](size_t n_rows, std::vector<bf16>& out) {
       bf16* y = device->blank_bf16(n_rows * n);
       device->ops().gate_up({.x = x, .n_rows = static_cast<int>(n_rows), .weight = w, .out = y});
@@ -180,8 +184,17 @@ void linear_twins(const Settings& settings, Report& report) {
       if (i % 3 == 0) gate_ups.push_back({{shape.parts[0], shape.parts[0]}, shape.n_in, shape.max_rows});
     }
   }
-  for (const Shape& shape : linears) check_linear(settings, bench, report, Problem(bench.reference, shape, source));
-  for (const Shape& shape : gate_ups) check_gate_up(settings, bench, report, Problem(bench.reference, shape, source));
+  std::vector<Problem> problems;
+  for (const Shape& shape : linears) problems.emplace_back(bench.reference, shape, LinearLayout::kConcat, source);
+  for (const Shape& shape : gate_ups) problems.emplace_back(bench.reference, shape, LinearLayout::kGateUp, source);
+  // All at once: what a backend sets up for loading it frees when a step begins.
+  for (const auto& device : bench.tested) {
+    for (Problem& p : problems)
+      p.loaded.push_back({device->table(p.x), device->linear(p.parts, p.shape.n_in, p.layout)});
+    device->begin();
+  }
+  for (const Problem& p : problems)
+    (p.layout == LinearLayout::kConcat ? check_linear : check_gate_up)(settings, bench, report, p);
 }
 
 }  // namespace qwen3::twins

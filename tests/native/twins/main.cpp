@@ -145,18 +145,17 @@ bf16* Device::blank_bf16(size_t n) {
   return reinterpret_cast<bf16*>(blank_floats((n + 1) / 2));
 }
 
-const bf16* Device::table(std::vector<bf16> values, int64_t cols) {
-  kept_.push_back(std::move(values));
-  const std::vector<bf16>& rows = kept_.back();
-  return ops_->load_table({rows.data(), static_cast<int64_t>(rows.size()) / cols, cols});
+const bf16* Device::table(std::span<const bf16> values) {
+  // As floats, which are loaded without the preparations that weights take.
+  std::vector<float> pairs((values.size() + 1) / 2);
+  std::memcpy(pairs.data(), values.data(), values.size_bytes());
+  return reinterpret_cast<const bf16*>(floats(pairs));
 }
 
 const LinearWeight* Device::linear(const std::vector<std::vector<bf16>>& parts, int n_in, LinearLayout layout) {
   std::vector<HostMatrix> matrices;
-  for (const std::vector<bf16>& part : parts) {
-    kept_.push_back(part);
-    matrices.push_back({kept_.back().data(), static_cast<int64_t>(part.size()) / n_in, n_in});
-  }
+  for (const std::vector<bf16>& part : parts)
+    matrices.push_back({part.data(), static_cast<int64_t>(part.size()) / n_in, n_in});
   weights_.push_back(ops_->load_linear(matrices, layout));
   return &weights_.back();
 }

@@ -21,7 +21,7 @@ void check_embed(Bench& bench, Report& report, Source& source, int hidden, int n
   const std::vector<int32_t> start = {0, n_tokens},
                              blocks(static_cast<size_t>((n_tokens + kBlockSize - 1) / kBlockSize), 0);
   const auto run = [&](Device& device, std::vector<float>& out) {
-    const bf16* on_device = device.table(table, hidden);
+    const bf16* on_device = device.table(table);
     const BatchView view = device.ops().upload_batch({.n_tokens = n_tokens,
                                                       .n_seqs = 1,
                                                       .max_blocks = static_cast<int>(blocks.size()),
@@ -45,6 +45,17 @@ void check_embed(Bench& bench, Report& report, Source& source, int hidden, int n
   }
 }
 
+// A table as the model loads it, of several pieces of the upload.
+void check_table(Bench& bench, Report& report, Source& source, int64_t rows, int64_t cols) {
+  const std::vector<bf16> table = source.normals(static_cast<size_t>(rows * cols), 1.0f);
+  for (const auto& device : bench.tested) {
+    const bf16* loaded = device->ops().load_table({table.data(), rows, cols});
+    device->begin();
+    report.check(op_test::same_bits(device->read(loaded, table.size()), table),
+                 "a table of " + std::to_string(rows) + " x " + std::to_string(cols) + " on " + device->name());
+  }
+}
+
 void check_rms_norm(const Settings& settings, Bench& bench, Report& report, Source& source, int hidden, int n_x,
                     bool indexed) {
   const size_t width = static_cast<size_t>(hidden);
@@ -56,7 +67,7 @@ void check_rms_norm(const Settings& settings, Bench& bench, Report& report, Sour
   const int n_rows = indexed ? static_cast<int>(index.size()) : n_x;
   const auto run = [&](Device& device, int rows, std::vector<bf16>& out) {
     const float* on_device = device.floats(x);
-    const bf16* w = device.table(weight, hidden);
+    const bf16* w = device.table(weight);
     bf16* y = device.blank_bf16(static_cast<size_t>(rows) * width);
     device.begin();
     device.ops().rms_norm({.x = on_device,
@@ -99,6 +110,7 @@ void small_op_twins(const Settings& settings, Report& report) {
     check_embed(bench, report, source, i % 2 == 0 ? 8 * (1 + source.below(700)) : 1 + source.below(3000),
                 1 + source.below(i % 3 == 0 ? 600 : 20));
   }
+  check_table(bench, report, source, settings.few ? 100 : 21001, 1024);
   for (const int hidden : {256, 1024, 2560, 4096, 5120}) {
     for (const int rows : {1, 3, 40, 700}) {
       if (settings.few && (hidden > 256 || rows > 40)) continue;

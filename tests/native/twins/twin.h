@@ -73,8 +73,8 @@ class Device {
   // it that must stay NaN.
   float* blank_floats(size_t n);
   bf16* blank_bf16(size_t n);
-  // [values.size() / cols, cols] bf16
-  const bf16* table(std::vector<bf16> values, int64_t cols);
+  const bf16* table(std::span<const bf16> values);
+  // parts: [outputs, n_in] each; they must live as long as the device, which may use them where they are.
   const LinearWeight* linear(const std::vector<std::vector<bf16>>& parts, int n_in, LinearLayout layout);
 
   // A trivial step, for ops that take no batch: backends finish loading when a step begins.
@@ -95,7 +95,6 @@ class Device {
   static constexpr size_t kGuardBytes = 256;
   std::unique_ptr<Ops> ops_;
   std::string name_;
-  std::deque<std::vector<bf16>> kept_;  // a backend may use host memory where it is
   std::deque<LinearWeight> weights_;
 };
 
