@@ -1,7 +1,7 @@
-// Attention with what makes its inputs (head norms, RoPE, the writing of keys and values) against the CPU, over the
-// paged pool, however a sequence is cut into steps.
+// A layer's attention, from its normed input over projections, head norms, RoPE and the writing of keys and values to
+// its output, against the CPU, over the paged pool, however a sequence is cut into steps.
 //
-// A scene is a few sequences whose projections are random. It is computed twice per kernel set: every sequence in one
+// A scene is a few sequences of random inputs. It is computed twice per kernel set: every sequence in one
 // prefill, and in random steps that mix prefill chunks and single tokens and end in pure decode steps, which are issued
 // through run_recorded as the model does. Both must have the same bits; unused parts of the pool are NaN.
 //
@@ -17,6 +17,7 @@ namespace qwen3::twins {
 namespace {
 
 constexpr int kHeadDim = 128;
+constexpr int kInputs = 256;  // of the projections; a power of 4, so that their outputs are about 1
 
 struct Scene {
   int n_heads = 0, n_kv_heads = 0;
@@ -24,8 +25,10 @@ struct Scene {
   float sharpness = 1;  // of q: how far the scores spread
   float rope_scale = 1;
   int n_tokens = 0, n_blocks = 0, max_blocks = 0;
-  std::vector<int> first_token;  // of each sequence in `projections`
-  std::vector<bf16> projections, q_norm, k_norm;
+  std::vector<int> first_token;  // of each sequence in `inputs`
+  std::vector<bf16> inputs, q_norm, k_norm;
+  std::vector<std::vector<bf16>> projections;  // q, k, v: [heads * 128, kInputs]
+  std::vector<const LinearWeight*> loaded;     // on each tested device
   std::vector<float> inv_freq;
   std::vector<std::vector<int32_t>> blocks;  // of each sequence
 
@@ -64,7 +67,9 @@ Scene make_scene(Source& source, int n_heads, int n_kv_heads, std::vector<int> l
     s.blocks.emplace_back(order.end() - n, order.end());
     order.resize(order.size() - static_cast<size_t>(n));
   }
-  s.projections = source.normals(static_cast<size_t>(s.n_tokens) * static_cast<size_t>(s.width()), 1.0f);
+  s.inputs = source.normals(static_cast<size_t>(s.n_tokens) * kInputs, 1.0f);
+  for (const int heads : {n_heads, n_kv_heads, n_kv_heads})
+    s.projections.push_back(source.normals(static_cast<size_t>(heads) * kHeadDim * kInputs, 1.0f / 16));
   s.q_norm = source.normals(kHeadDim, 0.25f);
   s.k_norm = source.normals(kHeadDim, 0.25f);
   for (bf16& weight : s.q_norm) weight = float_to_bf16((1.0f + bf16_to_float(weight)) * s.sharpness);
@@ -116,17 +121,22 @@ Schedule random_steps(const Scene& scene, Source& source, int n_decode) {
   return steps;
 }
 
-// A device with the scene's data and an empty pool.
+// A device with the scene's data and an empty pool. weight: the scene's projections on that device.
 class Stage {
  public:
-  Stage(Device& device, const Scene& scene) : device_(device), scene_(scene) {
+  Stage(Device& device, const Scene& scene, const LinearWeight* weight)
+      : device_(device), scene_(scene), weight_(weight) {
     const size_t rows = static_cast<size_t>(scene.n_tokens + kRowPadding);
     const size_t pool = static_cast<size_t>(scene.n_blocks * scene.n_kv_heads * kBlockSize * kHeadDim);
-    projections_ = device_.table(scene.projections);
+    inputs_ = device_.table(scene.inputs);
+    ones_ = device_.table(std::vector<bf16>(kInputs, float_to_bf16(1.0f)));
     q_norm_ = device_.table(scene.q_norm);
     k_norm_ = device_.table(scene.k_norm);
     inv_freq_ = device_.floats(scene.inv_freq);
     kv_ = {device_.blank_bf16(pool), device_.blank_bf16(pool)};
+    x_ = device_.blank_floats(rows * kInputs);
+    normed_ = device_.blank_bf16(rows * kInputs);
+    angles_ = device_.blank_floats(rows * kHeadDim);
     qkv_ = device_.blank_floats(rows * static_cast<size_t>(scene.width()));
     q_ = device_.blank_bf16(rows * static_cast<size_t>(scene.n_heads * kHeadDim));
     out_ = device_.blank_bf16(rows * static_cast<size_t>(scene.n_heads * kHeadDim));
@@ -181,27 +191,34 @@ class Stage {
     // Equal keys promise equal arguments, and each stage has buffers of its own.
     const uint64_t key = view.record_key == 0 ? 0 : view.record_key ^ number_ << 48;
     ops.run_recorded(key, [&] {
-      // The embedding brings each token's projections to a fixed place, so that a recorded step can read new ones.
-      ops.embed({.batch = &view, .table = projections_, .hidden = scene_.width(), .out = qkv_});
-      ops.qk_norm_rope({.batch = &view,
-                        .qkv = qkv_,
-                        .q_norm = q_norm_,
-                        .k_norm = k_norm_,
-                        .inv_freq = inv_freq_,
-                        .rope_scale = scene_.rope_scale,
-                        .eps = 1e-6f,
-                        .n_heads = scene_.n_heads,
-                        .n_kv_heads = scene_.n_kv_heads,
-                        .head_dim = kHeadDim,
-                        .q_out = q_,
-                        .kv = kv_});
-      ops.attention({.batch = &view,
-                     .q = q_,
-                     .kv = kv_,
-                     .n_heads = scene_.n_heads,
-                     .n_kv_heads = scene_.n_kv_heads,
-                     .head_dim = kHeadDim,
-                     .out = out_});
+      // The embedding brings each token's input to a fixed place, so that a recorded step can read new ones.
+      ops.embed({.batch = &view, .table = inputs_, .hidden = kInputs, .out = x_});
+      ops.rope_angles({.batch = &view,
+                       .inv_freq = inv_freq_,
+                       .rope_scale = scene_.rope_scale,
+                       .head_dim = kHeadDim,
+                       .out = angles_});
+      ops.rms_norm({.x = x_,
+                    .weight = ones_,
+                    .row_index = nullptr,
+                    .n_rows = view.n_tokens,
+                    .hidden = kInputs,
+                    .eps = 1e-6f,
+                    .out = normed_});
+      ops.self_attention({.batch = &view,
+                          .x = normed_,
+                          .qkv_proj = weight_,
+                          .q_norm = q_norm_,
+                          .k_norm = k_norm_,
+                          .angles = angles_,
+                          .eps = 1e-6f,
+                          .n_heads = scene_.n_heads,
+                          .n_kv_heads = scene_.n_kv_heads,
+                          .head_dim = kHeadDim,
+                          .qkv = qkv_,
+                          .q = q_,
+                          .kv = kv_,
+                          .out = out_});
     });
   }
 
@@ -209,11 +226,12 @@ class Stage {
   const uint64_t number_ = ++last_number_;
   Device& device_;
   const Scene& scene_;
-  const bf16 *projections_, *q_norm_, *k_norm_;
+  const LinearWeight* weight_;
+  const bf16 *inputs_, *ones_, *q_norm_, *k_norm_;
   const float* inv_freq_;
   KvLayer kv_;
-  float* qkv_;
-  bf16 *q_, *out_;
+  float *x_, *angles_, *qkv_;
+  bf16 *normed_, *q_, *out_;
 };
 
 // Distance of two results by rows of 128: the largest and the mean square root, relative to the reference's length.
@@ -247,10 +265,13 @@ size_t n_different(const std::vector<bf16>& a, const std::vector<bf16>& b) {
 }
 
 void check_scene(const Settings& settings, Bench& bench, Report& report, Source& source, const Scene& scene) {
-  const std::vector<bf16> expected = Stage(bench.reference, scene).run(whole_sequences(scene));
+  const LinearWeight* weight = bench.reference.linear(scene.projections, kInputs, LinearLayout::kConcat);
+  const std::vector<bf16> expected = Stage(bench.reference, scene, weight).run(whole_sequences(scene));
   std::vector<bf16> first;
+  size_t n_checked = 0;
   for (const auto& device : bench.tested) {
-    Stage whole(*device, scene);
+    const LinearWeight* w = scene.loaded[n_checked++];
+    Stage whole(*device, scene, w);
     const std::string what = "attention, " + scene.text() + " on " + whole.name();
     const std::vector<bf16> prefilled = whole.run(whole_sequences(scene));
     const Distance d = distance(prefilled, expected);
@@ -260,7 +281,7 @@ void check_scene(const Settings& settings, Bench& bench, Report& report, Source&
     if (settings.equal_sets)
       report.check(op_test::same_bits(prefilled, first), what + ": bits differ between kernel sets");
     const Schedule steps = random_steps(scene, source, 6);
-    const size_t in_steps = n_different(Stage(*device, scene).run(steps), prefilled);
+    const size_t in_steps = n_different(Stage(*device, scene, w).run(steps), prefilled);
     report.check(in_steps == 0, what + ": " + std::to_string(in_steps) + " outputs differ when computed in " +
                                     std::to_string(steps.size()) + " steps");
     // Again over the used pool: recorded steps replay, old keys are overwritten by equal ones.
@@ -273,26 +294,34 @@ void check_scene(const Settings& settings, Bench& bench, Report& report, Source&
 
 void attention_twins(const Settings& settings, Report& report) {
   Source source(settings.seed * 4 + 3);
+  std::deque<Scene> scenes;  // older than the bench, which may use their weights where they are
   Bench bench(settings);
+  const auto add = [&](int n_heads, int n_kv_heads, std::vector<int> lengths) {
+    scenes.push_back(make_scene(source, n_heads, n_kv_heads, std::move(lengths)));
+  };
   if (settings.few) {
-    check_scene(settings, bench, report, source, make_scene(source, 4, 2, {70, 9, 1}));
-    return;
+    add(4, 2, {70, 9, 1});
+  } else {
+    add(16, 8, {1, 2, 31, 32, 33, 63, 64, 65, 255, 256, 257, 600});
+    add(32, 8, {513, 1100, 40, 7});
+    add(8, 2, {5000});
+    add(8, 1, {2500, 300});
+    add(40, 8, {300, 90});
+    const int groups[] = {1, 2, 4, 5, 8};
+    for (int i = 0; i < 12; i++) {
+      const int n_kv_heads = 1 + source.below(4);
+      std::vector<int> lengths;
+      for (int n = 1 + source.below(i % 3 == 0 ? 40 : 8); n > 0; n--)
+        lengths.push_back(1 + source.below(source.below(3) == 0 ? 700 : 100));
+      add(n_kv_heads * source.pick(groups), n_kv_heads, std::move(lengths));
+    }
   }
-  check_scene(settings, bench, report, source,
-              make_scene(source, 16, 8, {1, 2, 31, 32, 33, 63, 64, 65, 255, 256, 257, 600}));
-  check_scene(settings, bench, report, source, make_scene(source, 32, 8, {513, 1100, 40, 7}));
-  check_scene(settings, bench, report, source, make_scene(source, 8, 2, {5000}));
-  check_scene(settings, bench, report, source, make_scene(source, 8, 1, {2500, 300}));
-  check_scene(settings, bench, report, source, make_scene(source, 40, 8, {300, 90}));
-  const int groups[] = {1, 2, 4, 5, 8};
-  for (int i = 0; i < 12; i++) {
-    const int n_kv_heads = 1 + source.below(4);
-    std::vector<int> lengths;
-    for (int n = 1 + source.below(i % 3 == 0 ? 40 : 8); n > 0; n--)
-      lengths.push_back(1 + source.below(source.below(3) == 0 ? 700 : 100));
-    check_scene(settings, bench, report, source,
-                make_scene(source, n_kv_heads * source.pick(groups), n_kv_heads, std::move(lengths)));
+  for (const auto& device : bench.tested) {
+    for (Scene& scene : scenes)
+      scene.loaded.push_back(device->linear(scene.projections, kInputs, LinearLayout::kConcat));
+    device->begin();
   }
+  for (const Scene& scene : scenes) check_scene(settings, bench, report, source, scene);
 }
 
 }  // namespace qwen3::twins

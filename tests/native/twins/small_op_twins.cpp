@@ -1,8 +1,9 @@
-// embed and rms_norm against the CPU.
+// embed, rms_norm and the rotated queries of qk_norm_rope against the CPU.
 //
 // embed copies: equal to the last bit. rms_norm: a sum of `hidden` squares in some tree of float32 additions, halved by
 // the square root, then a handful of roundings (rms_norm_test.cpp derives it for a chain; a tree is closer): relative
-// (hidden / 32 + 16) * 2^-24 on each side, then bfloat16.
+// (hidden / 32 + 16) * 2^-24 on each side, then bfloat16. qk_norm_rope: the same for 128 elements, then sine and cosine
+// of a float32 angle that both sides compute alike, good to a few units of 2^-24, and a sum of two products.
 #include <cmath>
 
 #include "twins/twin.h"
@@ -100,6 +101,69 @@ void check_rms_norm(const Settings& settings, Bench& bench, Report& report, Sour
   }
 }
 
+// One token each of sequences as long as the family's longest contexts: the angles are those of far positions. Only the
+// queries can be seen; keys and values lie as the backend likes, and are attention_twins.cpp's.
+void check_far_positions(const Settings& settings, Bench& bench, Report& report, Source& source) {
+  constexpr int kTokens = 12, kHeads = 4, kKvHeads = 2, kDim = 128, kRow = (kHeads + 2 * kKvHeads) * kDim;
+  std::vector<int32_t> positions = {262143, 131071, 40959, 32768}, ids(kTokens, 0), seq_of, start = {0};
+  while (positions.size() < kTokens) positions.push_back(source.below(262144));
+  const int max_blocks = 262144 / kBlockSize;
+  std::vector<int32_t> tables;  // every block of sequence s is block s
+  for (int s = 0; s < kTokens; s++) {
+    seq_of.push_back(s);
+    start.push_back(s + 1);
+    tables.insert(tables.end(), static_cast<size_t>(max_blocks), s);
+  }
+  const std::vector<float> qkv = source.floats(static_cast<size_t>((kTokens + kRowPadding) * kRow), 2.0f);
+  const std::vector<bf16> q_norm = source.normals(kDim, 1.0f), k_norm = source.normals(kDim, 1.0f);
+  std::vector<float> inv_freq;
+  for (int i = 0; i < kDim / 2; i++) inv_freq.push_back(static_cast<float>(std::pow(5e6, -i / 64.0)));
+  const auto run = [&](Device& device) {
+    const BatchView view = device.ops().upload_batch({.n_tokens = kTokens,
+                                                      .n_seqs = kTokens,
+                                                      .max_blocks = max_blocks,
+                                                      .token_ids = ids,
+                                                      .positions = positions,
+                                                      .seq_of = seq_of,
+                                                      .query_start = start,
+                                                      .block_tables = tables});
+    const size_t rows = kTokens + kRowPadding, pool = kTokens * kKvHeads * kBlockSize * kDim;
+    float* angles = device.blank_floats(rows * kDim);
+    bf16* q = device.blank_bf16(rows * kHeads * kDim);
+    device.ops().rope_angles(
+        {.batch = &view, .inv_freq = device.floats(inv_freq), .rope_scale = 1.0f, .head_dim = kDim, .out = angles});
+    device.ops().qk_norm_rope({.batch = &view,
+                               .qkv = device.floats(qkv),
+                               .q_norm = device.table(q_norm),
+                               .k_norm = device.table(k_norm),
+                               .angles = angles,
+                               .eps = 1e-6f,
+                               .n_heads = kHeads,
+                               .n_kv_heads = kKvHeads,
+                               .head_dim = kDim,
+                               .q_out = q,
+                               .kv = {device.blank_bf16(pool), device.blank_bf16(pool)}});
+    return device.read(q, kTokens * kHeads * kDim);
+  };
+  const std::vector<bf16> expected = run(bench.reference);
+  std::vector<bf16> first;
+  for (const auto& device : bench.tested) {
+    const std::vector<bf16> q = run(*device);
+    int wrong = 0;
+    for (size_t i = 0; i < q.size(); i++) {
+      const size_t pair = i % kDim < kDim / 2 ? i + kDim / 2 : i - kDim / 2;
+      const double value = bf16_to_float(expected[i]);
+      // A rotation keeps the length of the pair, so both products are bounded by it.
+      const double length = std::hypot(value, static_cast<double>(bf16_to_float(expected[pair])));
+      wrong += !(std::fabs(bf16_to_float(q[i]) - value) <= bf16_pair_tolerance(value, 2 * length * 40 * 0x1p-24));
+    }
+    report.check(wrong == 0, "queries at far positions on " + device->name() + ": " + std::to_string(wrong) + " off");
+    if (first.empty()) first = q;
+    if (settings.equal_sets)
+      report.check(op_test::same_bits(q, first), "queries at far positions on " + device->name() + ": bits differ");
+  }
+}
+
 }  // namespace
 
 void small_op_twins(const Settings& settings, Report& report) {
@@ -111,6 +175,7 @@ void small_op_twins(const Settings& settings, Report& report) {
                 1 + source.below(i % 3 == 0 ? 600 : 20));
   }
   check_table(bench, report, source, settings.few ? 100 : 21001, 1024);
+  check_far_positions(settings, bench, report, source);
   for (const int hidden : {256, 1024, 2560, 4096, 5120}) {
     for (const int rows : {1, 3, 40, 700}) {
       if (settings.few && (hidden > 256 || rows > 40)) continue;
