@@ -88,6 +88,7 @@ PARTS: dict[str, list[Step]] = {
         Step("ops against the CPU", "build/gpu/op_twins", 120, ("build",)),
         Step("every path, tiny", "python3 tests/gpu/exercise.py {tiny}", 40, ("build", "make tiny")),
         Step("model, tiny", "python3 tests/gpu/check_model.py {tiny}", 90, ("build", "make tiny")),
+        Step("faults", "python3 tests/gpu/faults.py {tiny}", 90, ("build", "make tiny")),
         Step("flat memory", "python3 tests/gpu/memory_flat.py {tiny}", 90, ("build", "make tiny")),
         SMALL,
         Step("model, 0.6b", "python3 tests/gpu/check_model.py {small}", 150, ("build", "make 0.6b")),

@@ -26,9 +26,9 @@ struct Scene {
   float rope_scale = 1;
   int n_tokens = 0, n_blocks = 0, max_blocks = 0;
   std::vector<int> first_token;  // of each sequence in `inputs`
-  std::vector<bf16> inputs, q_norm, k_norm;
+  std::vector<bf16> q_norm, k_norm;
+  std::vector<std::vector<bf16>> inputs;       // one table [n_tokens, kInputs]
   std::vector<std::vector<bf16>> projections;  // q, k, v: [heads * 128, kInputs]
-  std::vector<const LinearWeight*> loaded;     // on each tested device
   std::vector<float> inv_freq;
   std::vector<std::vector<int32_t>> blocks;  // of each sequence
 
@@ -67,7 +67,7 @@ Scene make_scene(Source& source, int n_heads, int n_kv_heads, std::vector<int> l
     s.blocks.emplace_back(order.end() - n, order.end());
     order.resize(order.size() - static_cast<size_t>(n));
   }
-  s.inputs = source.normals(static_cast<size_t>(s.n_tokens) * kInputs, 1.0f);
+  s.inputs = {source.normals(static_cast<size_t>(s.n_tokens) * kInputs, 1.0f)};
   for (const int heads : {n_heads, n_kv_heads, n_kv_heads})
     s.projections.push_back(source.normals(static_cast<size_t>(heads) * kHeadDim * kInputs, 1.0f / 16));
   s.q_norm = source.normals(kHeadDim, 0.25f);
@@ -121,14 +121,20 @@ Schedule random_steps(const Scene& scene, Source& source, int n_decode) {
   return steps;
 }
 
-// A device with the scene's data and an empty pool. weight: the scene's projections on that device.
+// A scene's weights on a device.
+struct Loaded {
+  Loaded(Device& device, const Scene& scene)
+      : inputs(device.linear(scene.inputs, kInputs, LinearLayout::kConcat)),
+        projections(device.linear(scene.projections, kInputs, LinearLayout::kConcat)) {}
+  const LinearWeight *inputs, *projections;
+};
+
+// A device with the scene's data and an empty pool.
 class Stage {
  public:
-  Stage(Device& device, const Scene& scene, const LinearWeight* weight)
-      : device_(device), scene_(scene), weight_(weight) {
+  Stage(Device& device, const Scene& scene, const Loaded& loaded) : device_(device), scene_(scene), loaded_(loaded) {
     const size_t rows = static_cast<size_t>(scene.n_tokens + kRowPadding);
     const size_t pool = static_cast<size_t>(scene.n_blocks * scene.n_kv_heads * kBlockSize * kHeadDim);
-    inputs_ = device_.table(scene.inputs);
     ones_ = device_.table(std::vector<bf16>(kInputs, float_to_bf16(1.0f)));
     q_norm_ = device_.table(scene.q_norm);
     k_norm_ = device_.table(scene.k_norm);
@@ -192,7 +198,7 @@ class Stage {
     const uint64_t key = view.record_key == 0 ? 0 : view.record_key ^ number_ << 48;
     ops.run_recorded(key, [&] {
       // The embedding brings each token's input to a fixed place, so that a recorded step can read new ones.
-      ops.embed({.batch = &view, .table = inputs_, .hidden = kInputs, .out = x_});
+      ops.embed({.batch = &view, .table = loaded_.inputs, .out = x_});
       ops.rope_angles({.batch = &view,
                        .inv_freq = inv_freq_,
                        .rope_scale = scene_.rope_scale,
@@ -207,7 +213,7 @@ class Stage {
                     .out = normed_});
       ops.self_attention({.batch = &view,
                           .x = normed_,
-                          .qkv_proj = weight_,
+                          .qkv_proj = loaded_.projections,
                           .q_norm = q_norm_,
                           .k_norm = k_norm_,
                           .angles = angles_,
@@ -226,8 +232,8 @@ class Stage {
   const uint64_t number_ = ++last_number_;
   Device& device_;
   const Scene& scene_;
-  const LinearWeight* weight_;
-  const bf16 *inputs_, *ones_, *q_norm_, *k_norm_;
+  Loaded loaded_;
+  const bf16 *ones_, *q_norm_, *k_norm_;
   const float* inv_freq_;
   KvLayer kv_;
   float *x_, *angles_, *qkv_;
@@ -264,14 +270,16 @@ size_t n_different(const std::vector<bf16>& a, const std::vector<bf16>& b) {
   return n;
 }
 
-void check_scene(const Settings& settings, Bench& bench, Report& report, Source& source, const Scene& scene) {
-  const LinearWeight* weight = bench.reference.linear(scene.projections, kInputs, LinearLayout::kConcat);
-  const std::vector<bf16> expected = Stage(bench.reference, scene, weight).run(whole_sequences(scene));
+// loaded: on each tested device.
+void check_scene(const Settings& settings, Bench& bench, Report& report, Source& source, const Scene& scene,
+                 const std::vector<Loaded>& loaded) {
+  const std::vector<bf16> expected =
+      Stage(bench.reference, scene, Loaded(bench.reference, scene)).run(whole_sequences(scene));
   std::vector<bf16> first;
   size_t n_checked = 0;
   for (const auto& device : bench.tested) {
-    const LinearWeight* w = scene.loaded[n_checked++];
-    Stage whole(*device, scene, w);
+    const Loaded& weights = loaded[n_checked++];
+    Stage whole(*device, scene, weights);
     const std::string what = "attention, " + scene.text() + " on " + whole.name();
     const std::vector<bf16> prefilled = whole.run(whole_sequences(scene));
     const Distance d = distance(prefilled, expected);
@@ -281,7 +289,7 @@ void check_scene(const Settings& settings, Bench& bench, Report& report, Source&
     if (settings.equal_sets)
       report.check(op_test::same_bits(prefilled, first), what + ": bits differ between kernel sets");
     const Schedule steps = random_steps(scene, source, 6);
-    const size_t in_steps = n_different(Stage(*device, scene, w).run(steps), prefilled);
+    const size_t in_steps = n_different(Stage(*device, scene, weights).run(steps), prefilled);
     report.check(in_steps == 0, what + ": " + std::to_string(in_steps) + " outputs differ when computed in " +
                                     std::to_string(steps.size()) + " steps");
     // Again over the used pool: recorded steps replay, old keys are overwritten by equal ones.
@@ -316,12 +324,12 @@ void attention_twins(const Settings& settings, Report& report) {
       add(n_kv_heads * source.pick(groups), n_kv_heads, std::move(lengths));
     }
   }
+  std::vector<std::vector<Loaded>> loaded(scenes.size());
   for (const auto& device : bench.tested) {
-    for (Scene& scene : scenes)
-      scene.loaded.push_back(device->linear(scene.projections, kInputs, LinearLayout::kConcat));
-    device->begin();
+    for (size_t i = 0; i < scenes.size(); i++) loaded[i].emplace_back(*device, scenes[i]);
+    device->ops().finish_loading();
   }
-  for (const Scene& scene : scenes) check_scene(settings, bench, report, source, scene);
+  for (size_t i = 0; i < scenes.size(); i++) check_scene(settings, bench, report, source, scenes[i], loaded[i]);
 }
 
 }  // namespace qwen3::twins

@@ -59,7 +59,7 @@ struct Problem {
     const LinearWeight* w = device.linear(weight, shape.n_in, LinearLayout::kConcat);
     const size_t n = static_cast<size_t>(shape.max_rows) * static_cast<size_t>(n_out);
     float* out = device.blank_floats(n);
-    device.begin();
+    device.ops().finish_loading();
     device.ops().linear(
         {.x = device.table(in), .n_rows = shape.max_rows, .weight = w, .out = out, .accumulate = false});
     return device.read(out, n);
@@ -187,11 +187,10 @@ void linear_twins(const Settings& settings, Report& report) {
   std::vector<Problem> problems;
   for (const Shape& shape : linears) problems.emplace_back(bench.reference, shape, LinearLayout::kConcat, source);
   for (const Shape& shape : gate_ups) problems.emplace_back(bench.reference, shape, LinearLayout::kGateUp, source);
-  // All at once: what a backend sets up for loading it frees when a step begins.
   for (const auto& device : bench.tested) {
     for (Problem& p : problems)
       p.loaded.push_back({device->table(p.x), device->linear(p.parts, p.shape.n_in, p.layout)});
-    device->begin();
+    device->ops().finish_loading();
   }
   for (const Problem& p : problems)
     (p.layout == LinearLayout::kConcat ? check_linear : check_gate_up)(settings, bench, report, p);

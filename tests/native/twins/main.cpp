@@ -160,18 +160,6 @@ const LinearWeight* Device::linear(const std::vector<std::vector<bf16>>& parts, 
   return &weights_.back();
 }
 
-void Device::begin() {
-  const int32_t zero[1] = {0}, start[2] = {0, 1};
-  ops_->upload_batch({.n_tokens = 1,
-                      .n_seqs = 1,
-                      .max_blocks = 1,
-                      .token_ids = zero,
-                      .positions = zero,
-                      .seq_of = zero,
-                      .query_start = start,
-                      .block_tables = zero});
-}
-
 std::vector<float> Device::read(const float* from, size_t n) {
   std::vector<float> out(n);
   ops_->download(out, from);

@@ -55,13 +55,23 @@ Row make_row(Source& source, int vocab, int n_ids) {
   return r;
 }
 
-std::vector<SampleResult> run(Device& device, const std::vector<float>& logits, int vocab, int n_ids,
+std::vector<SampleResult> run(Device& device, std::vector<float> logits, int vocab, int n_ids,
                               std::span<const SampleRow> rows) {
   std::vector<SampleResult> results(rows.size());
-  const float* on_device = device.floats(logits);
-  device.begin();
-  device.ops().sample({.logits = on_device, .vocab = vocab, .n_token_ids = n_ids, .rows = rows, .results = results});
-  device.ops().wait();
+  std::vector<int32_t> logit_rows;
+  for (size_t i = 0; i < rows.size(); i++) logit_rows.push_back(static_cast<int32_t>(i));
+  Ops& ops = device.ops();
+  const BatchView view = ops.upload_batch({.logit_rows = logit_rows, .sample_rows = rows, .results = results});
+  logits.resize(static_cast<size_t>(view.n_logit_rows) * static_cast<size_t>(vocab));
+  ops.sample({.logits = device.floats(logits),
+              .vocab = vocab,
+              .n_token_ids = n_ids,
+              .rows = rows,
+              .results = results,
+              .first_row = 0,
+              .n_rows = view.n_logit_rows,
+              .workspace = ops.allocate(ops.sample_workspace_bytes(vocab), "sampling")});
+  ops.wait();
   return results;
 }
 

@@ -11,19 +11,27 @@
 namespace qwen3::twins {
 namespace {
 
-void check_embed(Bench& bench, Report& report, Source& source, int hidden, int n_tokens) {
-  const int vocab = 300;
-  const std::vector<bf16> table = source.normals(static_cast<size_t>(vocab * hidden), 1.0f);
-  std::vector<int32_t> ids, positions, seq_of(static_cast<size_t>(n_tokens), 0);
-  for (int i = 0; i < n_tokens; i++) {
-    ids.push_back(source.below(vocab));
+struct EmbedCase {
+  int hidden, n_tokens;
+  std::vector<std::vector<bf16>> table;     // one part [kVocab, hidden]
+  std::vector<const LinearWeight*> loaded;  // on each tested device
+  static constexpr int kVocab = 300;
+
+  EmbedCase(Source& source, int width, int n) : hidden(width), n_tokens(n) {
+    table = {source.normals(static_cast<size_t>(kVocab * hidden), 1.0f)};
+  }
+};
+
+void check_embed(Bench& bench, Report& report, Source& source, const EmbedCase& c) {
+  std::vector<int32_t> ids, positions, seq_of(static_cast<size_t>(c.n_tokens), 0);
+  for (int i = 0; i < c.n_tokens; i++) {
+    ids.push_back(source.below(EmbedCase::kVocab));
     positions.push_back(i);
   }
-  const std::vector<int32_t> start = {0, n_tokens},
-                             blocks(static_cast<size_t>((n_tokens + kBlockSize - 1) / kBlockSize), 0);
-  const auto run = [&](Device& device, std::vector<float>& out) {
-    const bf16* on_device = device.table(table);
-    const BatchView view = device.ops().upload_batch({.n_tokens = n_tokens,
+  const std::vector<int32_t> start = {0, c.n_tokens},
+                             blocks(static_cast<size_t>((c.n_tokens + kBlockSize - 1) / kBlockSize), 0);
+  const auto run = [&](Device& device, const LinearWeight* table, std::vector<float>& out) {
+    const BatchView view = device.ops().upload_batch({.n_tokens = c.n_tokens,
                                                       .n_seqs = 1,
                                                       .max_blocks = static_cast<int>(blocks.size()),
                                                       .token_ids = ids,
@@ -31,29 +39,31 @@ void check_embed(Bench& bench, Report& report, Source& source, int hidden, int n
                                                       .seq_of = seq_of,
                                                       .query_start = start,
                                                       .block_tables = blocks});
-    float* y = device.blank_floats(static_cast<size_t>(view.n_tokens * hidden));
-    device.ops().embed({.batch = &view, .table = on_device, .hidden = hidden, .out = y});
-    const bool clean = device.read_guarded(y, static_cast<size_t>(view.n_tokens * hidden), out);
-    out.resize(static_cast<size_t>(n_tokens * hidden));
+    const size_t n = static_cast<size_t>(view.n_tokens) * static_cast<size_t>(c.hidden);
+    float* y = device.blank_floats(n);
+    device.ops().embed({.batch = &view, .table = table, .out = y});
+    const bool clean = device.read_guarded(y, n, out);
+    out.resize(static_cast<size_t>(c.n_tokens) * static_cast<size_t>(c.hidden));
     return clean;
   };
   std::vector<float> expected, out;
-  run(bench.reference, expected);
+  run(bench.reference, bench.reference.linear(c.table, c.hidden, LinearLayout::kConcat), expected);
+  size_t n_checked = 0;
   for (const auto& device : bench.tested) {
-    const bool clean = run(*device, out);
+    const bool clean = run(*device, c.loaded[n_checked++], out);
     report.check(clean && op_test::same_bits(out, expected),
-                 "embed of " + std::to_string(n_tokens) + " x " + std::to_string(hidden) + " on " + device->name());
+                 "embed of " + std::to_string(c.n_tokens) + " x " + std::to_string(c.hidden) + " on " + device->name());
   }
 }
 
-// A table as the model loads it, of several pieces of the upload.
-void check_table(Bench& bench, Report& report, Source& source, int64_t rows, int64_t cols) {
-  const std::vector<bf16> table = source.normals(static_cast<size_t>(rows * cols), 1.0f);
+// As the model loads norm weights.
+void check_vector(Bench& bench, Report& report, Source& source, int64_t cols) {
+  const std::vector<bf16> values = source.normals(static_cast<size_t>(cols), 1.0f);
   for (const auto& device : bench.tested) {
-    const bf16* loaded = device->ops().load_table({table.data(), rows, cols});
-    device->begin();
-    report.check(op_test::same_bits(device->read(loaded, table.size()), table),
-                 "a table of " + std::to_string(rows) + " x " + std::to_string(cols) + " on " + device->name());
+    const bf16* loaded = device->ops().load_vector({values.data(), 1, cols});
+    device->ops().finish_loading();
+    report.check(op_test::same_bits(device->read(loaded, values.size()), values),
+                 "a vector of " + std::to_string(cols) + " on " + device->name());
   }
 }
 
@@ -70,10 +80,10 @@ void check_rms_norm(const Settings& settings, Bench& bench, Report& report, Sour
     const float* on_device = device.floats(x);
     const bf16* w = device.table(weight);
     bf16* y = device.blank_bf16(static_cast<size_t>(rows) * width);
-    device.begin();
+    const BatchView view = device.ops().upload_batch({.logit_rows = index});
     device.ops().rms_norm({.x = on_device,
                            .weight = w,
-                           .row_index = indexed ? device.ops().upload_rows(index) : nullptr,
+                           .row_index = indexed ? view.logit_rows : nullptr,
                            .n_rows = rows,
                            .hidden = hidden,
                            .eps = 1e-6f,
@@ -168,13 +178,17 @@ void check_far_positions(const Settings& settings, Bench& bench, Report& report,
 
 void small_op_twins(const Settings& settings, Report& report) {
   Source source(settings.seed * 4 + 2);
-  Bench bench(settings);
   const int n = settings.few ? 2 : 16;
-  for (int i = 0; i < n; i++) {
-    check_embed(bench, report, source, i % 2 == 0 ? 8 * (1 + source.below(700)) : 1 + source.below(3000),
-                1 + source.below(i % 3 == 0 ? 600 : 20));
+  std::deque<EmbedCase> embeds;
+  for (int i = 0; i < n; i++)
+    embeds.emplace_back(source, 8 * (1 + source.below(700)), 1 + source.below(i % 3 == 0 ? 600 : 20));
+  Bench bench(settings);  // after the tables, which a backend may use where they are
+  for (const auto& device : bench.tested) {
+    for (EmbedCase& c : embeds) c.loaded.push_back(device->linear(c.table, c.hidden, LinearLayout::kConcat));
+    device->ops().finish_loading();
   }
-  check_table(bench, report, source, settings.few ? 100 : 21001, 1024);
+  for (const EmbedCase& c : embeds) check_embed(bench, report, source, c);
+  check_vector(bench, report, source, 5120);
   check_far_positions(settings, bench, report, source);
   for (const int hidden : {256, 1024, 2560, 4096, 5120}) {
     for (const int rows : {1, 3, 40, 700}) {

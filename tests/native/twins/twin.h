@@ -74,11 +74,10 @@ class Device {
   float* blank_floats(size_t n);
   bf16* blank_bf16(size_t n);
   const bf16* table(std::span<const bf16> values);
-  // parts: [outputs, n_in] each; they must live as long as the device, which may use them where they are.
+  // parts: [outputs, n_in] each; they must live as long as the device, which may use them where they are. Call
+  // Ops::finish_loading after the last; what loading sets up is dear, so load all weights of a group at once.
   const LinearWeight* linear(const std::vector<std::vector<bf16>>& parts, int n_in, LinearLayout layout);
 
-  // A trivial step, for ops that take no batch: backends finish loading when a step begins.
-  void begin();
   std::vector<float> read(const float* from, size_t n);
   std::vector<bf16> read(const bf16* from, size_t n);
   // As read, of memory from blank_*: false if what lies behind it was written to.
