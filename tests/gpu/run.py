@@ -26,8 +26,9 @@ PART_SECONDS = 530  # of each part; what does not fit is named as left out
 
 PASSED, FAILED, TIMED_OUT = "passed", "FAILED", "TIMED OUT"
 NOT_AVAILABLE, LEFT_OUT = "not available", "LEFT OUT"  # the machine lacks it; a step before it failed, or no time
+SKIPPED = "skipped"  # by --skip, or needing what is
 # A program that the machine cannot run exits with 77 or prints one of these; that line becomes the step's summary.
-SKIPPED = 77
+CANNOT_RUN = 77
 UNAVAILABLE = re.compile(r"Device not supported|Internal Sanitizer Error|compute-sanitizer: (command )?not found")
 
 
@@ -110,6 +111,9 @@ PARTS: dict[str, list[Step]] = {
         LARGE,
         Step("speed, 8b", "python3 tests/gpu/speed.py {large} {quick} --json {json}", 200, ("build", "make 8b")),
         Step("HTTP, 8b", "python3 tests/gpu/serve_rows.py {large} {quick} --json {json}", 150, ("build", "make 8b")),
+        Step(
+            "qwen3-8b bench", "python3 -m qwen3app bench --model {small} --format markdown", 60, ("build", "make 0.6b")
+        ),
         BENCHES,
         Step("cuBLAS products", "python3 native/bench/cublas_linear.py", 60),
         Step("our products", "build/gpu/cuda_linear_bench decode batch prefill", 90, ("build benches",)),
@@ -150,13 +154,13 @@ def judge(outcome: Outcome, status: int | None, output: str) -> None:
     outcome.status = TIMED_OUT if status is None else FAILED
     outcome.tail = "\n".join(lines[-40:])[-4000:]
     missing = next((line for line in lines if UNAVAILABLE.search(line)), None)
-    if status == SKIPPED:
+    if status == CANNOT_RUN:
         outcome.status = NOT_AVAILABLE
     elif status is not None and missing is not None:
         outcome.status, outcome.summary = NOT_AVAILABLE, missing[:200]
 
 
-def run_part(part: str, names: dict[str, str], log: Path, outcomes: list[Outcome]) -> None:
+def run_part(part: str, names: dict[str, str], skip: list[str], log: Path, outcomes: list[Outcome]) -> None:
     begin = time.monotonic()
     done = {outcome.step for outcome in outcomes if outcome.status == PASSED}
     for step in PARTS[part]:
@@ -168,8 +172,11 @@ def run_part(part: str, names: dict[str, str], log: Path, outcomes: list[Outcome
         outcome = Outcome(part, step.name, command, LEFT_OUT)
         outcomes.append(outcome)
         lacking = [need for need in step.needs if need not in done]
+        skipped = {o.step for o in outcomes if o.part == part and o.status == SKIPPED}
         left = PART_SECONDS - (time.monotonic() - begin)
-        if lacking:
+        if any(text in step.name for text in skip) or skipped & set(lacking):
+            outcome.status = SKIPPED
+        elif lacking:
             outcome.summary = f"needs: {', '.join(lacking)}"
         elif left < 5:
             outcome.summary = f"the part's {PART_SECONDS} s are over"
@@ -212,12 +219,19 @@ def table(head: dict[str, str], outcomes: list[Outcome]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/gpu/run.sh", description=__doc__)
-    parser.add_argument("part", nargs="?", default="all", choices=[*PARTS, "all"])
+    parser.add_argument("part", nargs="*", help=f"{', '.join(PARTS)} or all (default)")
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="TEXT", help="leave out steps with this in the name"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-run", help="folder for the results")
     parser.add_argument("--work", type=Path, help="folder for checkpoints, 20 GB (default: the results' folder)")
     parser.add_argument("--quick", action="store_true", help="fewer rows and shorter contexts")
     parser.add_argument("--commit", help="what is tested, where there is no git (default: asked of git)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
+    unknown = set(arguments.part) - {*PARTS, "all"}
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))}: no such part; there are {', '.join(PARTS)} and all")
+    parts = [part for part in PARTS if part in arguments.part or arguments.part in ([], ["all"])]
     out, work = arguments.out.resolve(), (arguments.work or arguments.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
@@ -250,8 +264,8 @@ def main() -> int:
     log = out / "log.txt"
     log.unlink(missing_ok=True)
     outcomes: list[Outcome] = []
-    for part in PARTS if arguments.part == "all" else [arguments.part]:
-        run_part(part, names, log, outcomes)
+    for part in parts:
+        run_part(part, names, arguments.skip, log, outcomes)
         # After every part, so that a machine that goes away leaves what there was.
         text = table(head, outcomes)
         (out / "table.txt").write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
@@ -22,6 +22,7 @@ from qwen3app.abi.engine import Engine
 from qwen3app.abi.types import EngineInfo, EngineOptions, EngineRequest
 
 PEERS: dict[str, dict[str, float]] = json.loads((Path(__file__).parent / "peers.json").read_text())
+OPTIONS = EngineOptions(max_slots=256, token_budget=8192, prefix_cache=False, max_context=33_000)
 TOKEN, FINISHED = 1, 3
 BANDWIDTH, TENSOR_RATE = 4.5e12, 750e12  # bytes/s and FLOP/s that the bar of batched decode is made of
 
@@ -38,10 +39,9 @@ class Row:
     def name(self) -> str:
         if self.kind == "start":
             return "process start to first token"
-        if self.kind == "decode" and self.n_requests == 1:
-            return "decode 1"
         if self.kind == "decode":
-            return f"decode {self.n_requests}, context {self.n_prompt} to {self.n_prompt + self.n_output}"
+            context = f", context {self.n_prompt} to {self.n_prompt + self.n_output}"
+            return f"decode {self.n_requests}{'' if self.n_requests == 1 else context}"
         return f"{self.kind} {self.n_requests} x {self.n_prompt}"
 
     @property
@@ -116,13 +116,9 @@ def play(engine: Engine, row: Row, vocab: int) -> float:
     return n_tokens / (last - started)
 
 
-def options(device: str) -> EngineOptions:
-    return EngineOptions(device=device, max_slots=256, token_budget=8192, prefix_cache=False, max_context=33_000)
-
-
 def first_token(model: str, device: str) -> int:
     """What the start row's process does."""
-    with Engine.open(model, options(device)) as engine:
+    with Engine.open(model, replace(OPTIONS, device=device)) as engine:
         play(engine, Row("throughput", 1, 128, 1), engine.info().vocab)
         print("first token", flush=True)
     return 0
@@ -178,7 +174,7 @@ def main() -> int:
         return first_token(arguments.model, arguments.device)
     rows = [row for row in ROWS if (row.quick or not arguments.quick) and arguments.only in row.name]
     starts = [start(arguments.model, arguments.device) for row in rows if row.kind == "start"]
-    engine = Engine.open(arguments.model, options(arguments.device))
+    engine = Engine.open(arguments.model, replace(OPTIONS, device=arguments.device))
     info = engine.info()
     shape = SHAPES.get((info.hidden, info.n_layers), "")
     print(

@@ -25,9 +25,9 @@ def statuses(out: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    def run(*steps: Step) -> tuple[int, dict[str, str]]:
+    def run(*steps: Step, options: tuple[str, ...] = ()) -> tuple[int, dict[str, str]]:
         monkeypatch.setattr(gpu_run, "PARTS", {"correct": list(steps)})
-        monkeypatch.setattr(sys, "argv", ["run.py", "correct", "--out", str(tmp_path), "--commit", "abc"])
+        monkeypatch.setattr(sys, "argv", ["run.py", "correct", "--out", str(tmp_path), "--commit", "abc", *options])
         monkeypatch.setattr(gpu_run.os, "environ", dict(gpu_run.os.environ))
         status = gpu_run.main()
         return status, statuses(tmp_path)
@@ -65,6 +65,16 @@ def test_what_the_machine_cannot_run_is_not_called_passed(run_steps, tmp_path: P
     table = (tmp_path / "table.txt").read_text()
     assert "Device not supported" in table
     assert "packages are missing" in table
+
+
+def test_skipped_steps_are_named(run_steps, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    steps = (Step("make 8b", "false", 5), Step("model, 8b", "false", 5, ("make 8b",)), Step("other", "true", 5))
+    status, got = run_steps(*steps, options=("--skip", "make 8b"))
+    assert status == 0
+    assert got == {"make 8b": "skipped", "model, 8b": "skipped", "other": "passed"}
+    with pytest.raises(SystemExit):
+        run_steps(*steps, options=("speeds",))
+    assert "speeds: no such part" in capsys.readouterr().err
 
 
 def test_measured_rows_reach_table_and_json(run_steps, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
