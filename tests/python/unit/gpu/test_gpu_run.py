@@ -57,7 +57,7 @@ def test_a_hanging_step_is_stopped_with_its_children(run_steps) -> None:  # type
 
 def test_what_the_machine_cannot_run_is_not_called_passed(run_steps, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     status, got = run_steps(
-        Step("checker", "echo '========= Error: Device not supported. Please refer to the release notes'; exit 1", 5),
+        Step("checker", "echo '========= Device not supported. Please refer to the release notes'; exit 1", 5),
         Step("server", "echo packages are missing; exit 77", 5),
     )
     assert status == 0
@@ -65,6 +65,12 @@ def test_what_the_machine_cannot_run_is_not_called_passed(run_steps, tmp_path: P
     table = (tmp_path / "table.txt").read_text()
     assert "Device not supported" in table
     assert "packages are missing" in table
+
+
+def test_a_finding_counts_where_the_checker_failed_too(run_steps) -> None:  # type: ignore[no-untyped-def]
+    finding = "========= Invalid __global__ read of size 4 bytes"
+    step = Step("checker", f"echo '========= Internal Sanitizer Error: no'; echo '{finding}'; exit 9", 5)
+    assert run_steps(step) == (1, {"checker": "FAILED"})
 
 
 def test_skipped_steps_are_named(run_steps, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
