@@ -30,7 +30,8 @@ SKIPPED = "skipped"  # by --skip, or needing what is
 # A program that the machine cannot run exits with 77 or prints one of these; that line becomes the step's summary.
 CANNOT_RUN = 77
 UNAVAILABLE = re.compile(r"Device not supported|Internal Sanitizer Error|compute-sanitizer: (command )?not found")
-# What compute-sanitizer finds; a finding counts even where the tool also failed itself.
+# What compute-sanitizer finds; a finding counts even where the tool also failed itself (but on a device that it does not
+# support it makes every call fail).
 FINDING = re.compile(r"=+ (Invalid|Misaligned|Uninitialized|Barrier error|Divergent|Leaked|Error: Race|Program hit )")
 
 
@@ -158,7 +159,9 @@ def judge(outcome: Outcome, status: int | None, output: str) -> None:
     missing = next((line for line in lines if UNAVAILABLE.search(line)), None)
     if status == CANNOT_RUN:
         outcome.status = NOT_AVAILABLE
-    elif status is not None and missing is not None and not any(FINDING.match(line) for line in lines):
+    elif status is not None and missing is not None:
+        if "Internal" in missing and any(FINDING.match(line) for line in lines):
+            return
         outcome.status, outcome.summary = NOT_AVAILABLE, missing[:200]
 
 

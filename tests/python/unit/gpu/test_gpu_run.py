@@ -57,7 +57,11 @@ def test_a_hanging_step_is_stopped_with_its_children(run_steps) -> None:  # type
 
 def test_what_the_machine_cannot_run_is_not_called_passed(run_steps, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     status, got = run_steps(
-        Step("checker", "echo '========= Device not supported. Please refer to the release notes'; exit 1", 5),
+        Step(
+            "checker",
+            "echo '========= Error: Device not supported.'; echo '========= Program hit error 999'; exit 1",
+            5,
+        ),
         Step("server", "echo packages are missing; exit 77", 5),
     )
     assert status == 0
