@@ -30,8 +30,8 @@ SKIPPED = "skipped"  # by --skip, or needing what is
 # A program that the machine cannot run exits with 77 or prints one of these; that line becomes the step's summary.
 CANNOT_RUN = 77
 UNAVAILABLE = re.compile(r"Device not supported|Internal Sanitizer Error|compute-sanitizer: (command )?not found")
-# What compute-sanitizer finds; a finding counts even where the tool also failed itself (but on a device that it does not
-# support it makes every call fail).
+# What compute-sanitizer finds; a finding counts even where the tool also failed itself. (On a device that it does not
+# support, it makes every call fail.)
 FINDING = re.compile(r"=+ (Invalid|Misaligned|Uninitialized|Barrier error|Divergent|Leaked|Error: Race|Program hit )")
 
 
