@@ -81,17 +81,20 @@ void TimedOps::qk_norm_rope(const QkNormRopeArgs& args) {
   note(args.q_norm, "qk_norm_rope");
 }
 
+// What a self_attention has issued unseen before its attention is its qkv_proj, with norm, RoPE and KV write.
 void TimedOps::attention(const AttentionArgs& args) {
+  if (noted_.size() == self_attention_begin_) note(args.kv.k, "qkv_proj");
   inner_.attention(args);
   note(args.kv.k, "attention");
-  attention_seen_ = true;
+  self_attention_begin_ = kNowhere;
 }
 
-// Where the backend does not fuse, its parts have been noted on the way.
 void TimedOps::self_attention(const SelfAttentionArgs& args) {
-  attention_seen_ = false;
+  self_attention_begin_ = noted_.size();
   inner_.self_attention(args);
-  if (!attention_seen_) note(args.kv.k, "self_attention");
+  if (self_attention_begin_ == kNowhere) return;
+  note(args.kv.k, noted_.size() == self_attention_begin_ ? "self_attention" : "attention");
+  self_attention_begin_ = kNowhere;
 }
 
 void TimedOps::sample(const SampleArgs& args) {

@@ -2,8 +2,8 @@
 //
 // An op is named by the weight it reads, which also tells its layer; ops without weights by themselves, and by the KV
 // of their layer. Ops that a backend would record are issued one by one, and ops that stand for a whole layer or more
-// say that the backend has none, so that their parts are seen. What a backend fuses is one op here too. Used by the
-// engine's worker thread for one step.
+// say that the backend has none, so that their parts are seen. What a backend fuses is one op here too, as far as it
+// shows its parts. Used by the engine's worker thread for one step.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +78,8 @@ class TimedOps final : public Ops {
   std::unique_ptr<OpClock> clock_;
   std::unordered_map<const void*, Label> labels_;
   std::vector<Label> noted_;
-  bool attention_seen_ = false;  // in the self_attention under way
+  static constexpr size_t kNowhere = SIZE_MAX;
+  size_t self_attention_begin_ = kNowhere;  // of the one under way whose attention has not been seen: place in noted_
 };
 
 }  // namespace qwen3

@@ -66,18 +66,21 @@ TEST("profile: the ops of a step, in order, without gaps, by weight and layer") 
 }
 
 TEST("profile: what a device fuses is one op, in its layer") {
-  auto faults = std::make_shared<toy::Faults>();
-  faults->fuses_attention = true;
-  Host h(options(), faults);
-  const std::string ops = names(h.engine->profile_step(spec(2, 1, 40)));
-  for (const char* layer : {"0", "1"}) {
-    const std::string l = std::string(layer) + ":";
-    CHECK(ops.find(l + "input_layernorm " + l + "self_attention " + l + "o_proj ") != std::string::npos);
+  for (const auto& [fuses, seen] :
+       {std::pair{1, "qkv_proj attention"}, std::pair{2, "qkv_proj attention"}, std::pair{3, "self_attention"}}) {
+    auto faults = std::make_shared<toy::Faults>();
+    faults->fuses_attention = fuses;
+    Host h(options(), faults);
+    const std::string ops = names(h.engine->profile_step(spec(2, 1, 40)));
+    for (const std::string layer : {"0:", "1:"}) {
+      std::string expected = layer + seen + " " + layer + "o_proj ";
+      if (const size_t blank = expected.find(' '); fuses < 3) expected.insert(blank + 1, layer);
+      CHECK(ops.find(layer + "input_layernorm " + expected) != std::string::npos);
+    }
+    const uint64_t id = h.submit(Ask(text(30), 20));
+    h.finish();
+    CHECK(h.of(id).tokens == toy::continuation(text(30), 20));
   }
-  CHECK(ops.find("qkv_proj") == std::string::npos);
-  const uint64_t id = h.submit(Ask(text(30), 20));
-  h.finish();
-  CHECK(h.of(id).tokens == toy::continuation(text(30), 20));
 }
 
 TEST("profile: requests before, during and after it are not disturbed") {

@@ -81,7 +81,8 @@ struct Faults {
   int32_t poison = -1;                    // texts with this token give NaN ...
   int poison_layer = 0;                   // ... from this layer on
   bool poison_logits_only = false;        // ... or in the logits alone
-  bool fuses_attention = false;           // no fault: self_attention is one op, whose parts nobody sees
+  int fuses_attention = 0;  // no fault: of self_attention, 1: the first two parts, 2: the last two, 3: all
+                            // are one op, whose parts nobody sees
 };
 
 class ToyOps final : public qwen3::Ops {
@@ -152,14 +153,30 @@ class ToyOps final : public qwen3::Ops {
   }
 
   void self_attention(const qwen3::SelfAttentionArgs& args) override {
-    if (faults_->fuses_attention) {
-      qwen3::Ops& around = parts();
-      set_parts(*this);
-      Ops::self_attention(args);
-      set_parts(around);
-    } else {
-      Ops::self_attention(args);
-    }
+    const int fuses = faults_->fuses_attention;
+    qwen3::Ops& qkv = fuses == 1 || fuses == 3 ? *this : parts();
+    qwen3::Ops& rope = fuses > 0 ? *this : parts();
+    qwen3::Ops& rest = fuses >= 2 ? *this : parts();
+    qkv.linear(
+        {.x = args.x, .n_rows = args.batch->n_tokens, .weight = args.qkv_proj, .out = args.qkv, .accumulate = false});
+    rope.qk_norm_rope({.batch = args.batch,
+                       .qkv = args.qkv,
+                       .q_norm = args.q_norm,
+                       .k_norm = args.k_norm,
+                       .angles = args.angles,
+                       .eps = args.eps,
+                       .n_heads = args.n_heads,
+                       .n_kv_heads = args.n_kv_heads,
+                       .head_dim = args.head_dim,
+                       .q_out = args.q,
+                       .kv = args.kv});
+    rest.attention({.batch = args.batch,
+                    .q = args.q,
+                    .kv = args.kv,
+                    .n_heads = args.n_heads,
+                    .n_kv_heads = args.n_kv_heads,
+                    .head_dim = args.head_dim,
+                    .out = args.out});
   }
 
   void linear(const qwen3::LinearArgs& args) override {
