@@ -5,12 +5,15 @@
 // memory, where the segments are added in order. Each warp streams its own contiguous piece of the weight through a
 // ring of slots: [2 KB weight block][inputs of the same 64 columns, groups x 1 KB, 128-byte swizzle].
 //
-// Copies are cp.async, 16 bytes a lane; the weights of the whole ring start before griddep_wait(). Shared memory stays
-// below 99 KB, the limit of 86, 89 and 120.
+// Copies are cp.async, 16 bytes a lane; the weights of the whole ring are fetched before griddep_wait(), by the CTAs
+// that run at once only `early` blocks at a time per warp: all of them together would queue up for microseconds in
+// front of what the kernel before still reads, and of this one's inputs. Shared memory stays below 99 KB, the limit of
+// 86, 89 and 120.
 //
-// Measured on an H200 (bench/results/2026-11-29-h200-linear.txt), share of 4.57 TB/s: 8B at 1 to 8 rows qkv 85 to 88%,
-// o 78 to 81%, gate_up 89 to 93%, down 85%, lm_head 93 to 99%; 0.6B qkv 63%, o 31%, gate_up 65%, down 35%, lm_head 89%,
-// there bound by latency. A form with bulk copies and tensor-map inputs was up to 1.3 times slower on 8B (LOG.md).
+// Measured on an H200 (bench/results/2026-11-29-h200-linear-2.txt), share of 4.57 TB/s: 8B at 1 to 8 rows qkv 87 to
+// 89%, o 84 to 87%, gate_up 94%, down 88 to 90%, lm_head 98 to 99%; 0.6B qkv 71 to 73%, o 30%, gate_up 70%, down 36%,
+// lm_head 89 to 94%, there bound by latency. A form with bulk copies and tensor-map inputs was up to 1.3 times slower
+// on 8B (LOG.md).
 //
 // Row n of the output tile and token t: accumulators c0 (n = g, t = 2q), c1 (g, 2q + 1), c2 (g + 8, 2q), c3; g and q
 // as in ptx.cuh. Rows past the end of x are zeros, never stored.
@@ -56,8 +59,10 @@ __device__ __forceinline__ void multiply_block(float (&acc)[groups][4], uint32_t
   }
 }
 
-template <int groups, int ring>
-__global__ void __launch_bounds__(kThreads) linear_decode_kernel(const __grid_constant__ LinearCall call) {
+// first_wave: CTAs that run at once, and so wait for the kernel before.
+template <int groups, int ring, int early>
+__global__ void __launch_bounds__(kThreads)
+    linear_decode_kernel(const __grid_constant__ LinearCall call, int first_wave) {
   extern __shared__ uint8_t raw_shared[];
   constexpr int kSlot = slot_bytes(groups);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -92,6 +97,10 @@ __global__ void __launch_bounds__(kThreads) linear_decode_kernel(const __grid_co
 #pragma unroll
   for (int i = 0; i < ring; i++) {
     if (i < n) fill_weight(i, i);
+    if (static_cast<int>(blockIdx.x) < first_wave) {
+      cp_async_commit();
+      cp_async_wait<early - 1>();
+    }
   }
   griddep_wait();
 #pragma unroll
@@ -156,13 +165,17 @@ __global__ void __launch_bounds__(kThreads) linear_decode_kernel(const __grid_co
   }
 }
 
-template <int groups, int ring>
+template <int groups, int ring, int early>
 void run(const LinearCall& call, const Context& ctx) {
   constexpr size_t kBytes = shared_bytes(groups, ring);
   static_assert(kBytes <= 99 * 1024);
-  configure<linear_decode_kernel<groups, ring>>(kBytes);
+  configure<linear_decode_kernel<groups, ring, early>>(kBytes);
+  // 228 KB of shared memory per SM, of which the system takes 1 KB per CTA. Without dependent launch nothing to wait
+  // for.
+  constexpr int kPerSm = static_cast<int>(228 * 1024 / (kBytes + 1024));
+  const int first_wave = ctx.pdl ? kPerSm * ctx.sm_count : 0;
   const Grid grid{dim3(static_cast<unsigned>(call.row_tiles)), dim3(kThreads), kBytes};
-  launch("a small matrix product", linear_decode_kernel<groups, ring>, grid, ctx, call);
+  launch("a small matrix product", linear_decode_kernel<groups, ring, early>, grid, ctx, call, first_wave);
 }
 
 }  // namespace
@@ -171,22 +184,20 @@ void linear_decode(const LinearCall& call, const Context& ctx, int ring) {
   if (call.n_rows > kMaxDecodeRows) {
     throw Error(Status::kInternal, "linear_decode got " + std::to_string(call.n_rows) + " rows; its limit is 64");
   }
-  // With few CTAs per SM each needs more in flight; with many, more of them must fit.
+  // With few CTAs per SM each needs more in flight; a ring longer than a warp's piece is of no use.
   const int longest = (call.col_blocks + kSegments - 1) / kSegments;
-  if (ring == 0) {
-    ring = call.row_tiles <= 2 * ctx.sm_count && longest > 4 ? 8 : call.row_tiles <= 3 * ctx.sm_count ? 6 : 4;
-  }
+  if (ring == 0) ring = longest <= 4 ? 4 : call.row_tiles <= 2 * ctx.sm_count ? 8 : 6;
   if (call.n_rows <= 8) {
-    if (ring == 8) return run<1, 8>(call, ctx);
-    if (ring == 6) return run<1, 6>(call, ctx);
-    return run<1, 4>(call, ctx);
+    if (ring == 8) return run<1, 8, 2>(call, ctx);
+    if (ring == 6) return run<1, 6, 1>(call, ctx);
+    return run<1, 4, 1>(call, ctx);
   }
   if (call.n_rows <= 16) {
-    if (ring == 8) return run<2, 6>(call, ctx);
-    return run<2, 4>(call, ctx);
+    if (ring == 8) return run<2, 6, 2>(call, ctx);
+    return run<2, 4, 1>(call, ctx);
   }
-  if (call.n_rows <= 32) return run<4, 3>(call, ctx);
-  run<8, 2>(call, ctx);
+  if (call.n_rows <= 32) return run<4, 3, 1>(call, ctx);
+  run<8, 2, 1>(call, ctx);
 }
 
 }  // namespace qwen3::cuda
