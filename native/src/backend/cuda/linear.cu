@@ -41,11 +41,11 @@ void linear_any(const LinearCall& call, const Context& ctx) {
   const bool narrow = call.row_tiles < ctx.sm_count;
   if (narrow && call.n_rows > 8 && call.n_rows <= kMaxClusterRows) return linear_cluster(call, ctx);
   if (call.n_rows <= kHopperDecodeRows) return linear_decode(call, ctx);
+  // A short K is over before it matters how often inputs are read, except where the alternative is linear_hopper's
+  // tiles of 128 rows, too few to fill the SMs.
+  const bool split_pays = call.n_in >= 4096 || (call.n_rows > kMaxBatchRows && call.n_rows <= 128);
+  if (split_pays && linear_split_serves(call, ctx)) return linear_split(call, ctx);
   if (call.n_rows <= kMaxBatchRows) return linear_batch(call, ctx);
-  // One tile of 128 rows leaves SMs without work unless the weight has 128 outputs for each; a short K is over before
-  // that matters.
-  const bool few_tiles = call.row_tiles * kPackRows < 128 * ctx.sm_count;
-  if (call.n_rows <= 128 && few_tiles && call.n_in > 1024) return linear_cluster(call, ctx);
   linear_hopper(call, ctx);
 }
 

@@ -11,10 +11,10 @@
 // loaded in groups of 8 rows; the rest of the 64 rows of wgmma's operand is whatever follows in shared memory, and
 // its results are never stored.
 //
-// Measured on an H200 (bench/results/2026-11-29-h200-linear.txt), 8B, share of 4.57 TB/s: 32 rows qkv 72%, o 59%,
-// gate_up 82%, down 73%, lm_head 90%; 64 rows 65, 57, 77, 70, 86%. Bound by what the second-level cache delivers of the
-// inputs, and by filling and draining the pipeline once per tile. The producer's address arithmetic is on the critical
-// path: two divisions per block made the whole kernel 1.7 times slower.
+// Measured on an H200 (bench/results/2026-11-29-h200-linear-2.txt), 8B, share of 4.57 TB/s: 32 rows gate_up 85%,
+// lm_head 91%; 64 rows 80, 88%. Bound by what the second-level cache delivers of the inputs, and by filling and
+// draining the pipeline once per tile. The producer's address arithmetic is on the critical path: two divisions per
+// block made the whole kernel 1.7 times slower.
 #include <algorithm>
 #include <string>
 
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (call.mode == LinearMode::kGateUp) {
         store_gated<tile>(call, acc, row + lane / 4, t * tile + lane % 4 * 4);
       } else {
-        store_sums<tile>(call, acc, row + lane / 4, t * tile + lane % 4 * 2);
+        store_sums<tile>(call, acc, row + lane / 4, t * tile + lane % 4 * 2, call.mode == LinearMode::kAccumulate);
       }
     }
   }

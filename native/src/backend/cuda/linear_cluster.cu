@@ -1,15 +1,14 @@
-// Matrix product on Hopper where output tiles are too few to fill the SMs: up to 256 rows of a narrow weight, or 65 to
-// 128 rows of a long one. Bound by what the second-level cache delivers of the inputs.
+// Matrix product of up to 256 rows on Hopper for weights so narrow that there is not one row tile of 16 outputs per SM.
+// Bound by latency.
 //
-// A cluster of 4 CTAs owns 64 or 128 weight rows (one or two warpgroups) and all input rows; CTA r of the cluster takes
-// segment r of K, so that the inputs are read once per 64 or 128 outputs and still every SM has work. In a CTA one warp
-// fills a ring of stages ([row tiles x 2 KB of weights][inputs of the same 64 columns, 128-byte swizzle]) by the copy
-// engine, weights of the whole ring before griddep_wait(); each warpgroup multiplies by wgmma, 64 weight rows as M,
+// A cluster of 4 CTAs owns 64 weight rows and all input rows; CTA r of the cluster takes segment r of K. In a CTA one
+// warp fills a ring of stages ([4 row tiles x 2 KB of weights][inputs of the same 64 columns, 128-byte swizzle]) by the
+// copy engine, weights of the whole ring before griddep_wait(); a warpgroup multiplies by wgmma, the weights as M,
 // `tokens` inputs as N. At the end every CTA leaves its float32 partial [token][rows] in its shared memory, and CTA r
 // adds the four of every token r, r + 4, ... in order through distributed shared memory.
 //
-// Measured on an H200 (bench/results/2026-11-29-h200-linear.txt): 8B at 128 rows qkv 20.9, o 17.9, down 41.0 us (53,
-// 41, 54% of 4.57 TB/s; the others 25 to 59 us); 0.6B o and down, 1,024 outputs, at 16 to 64 rows 3.5 to 4.5 us.
+// Measured on an H200 (bench/results/2026-11-29-h200-linear-2.txt): 0.6B o and down, 1,024 outputs, at 16 to 64
+// rows 3.5 to 4.5 us; linear_split, which sends its sums, takes 0.3 to 1.2 us more there.
 #include <algorithm>
 #include <string>
 
@@ -25,26 +24,23 @@ namespace {
 
 constexpr int kMaxStages = 12;
 constexpr int kMaxShared = 226 * 1024;  // dynamic: 227 KB less the barriers
-
-__host__ __device__ constexpr int stage_bytes(int tokens, int warpgroups) {
-  return warpgroups * 4 * kPackBlockBytes + tokens * 128;
-}
+constexpr int kThreads = 128 + 32;
+constexpr int kTiles = 4;  // packed row tiles of a cluster
+constexpr int kRows = kTiles * kPackRows;
+constexpr int kWeight = kTiles * kPackBlockBytes;  // of a stage
 // Floats between tokens of a partial: rows + 4, so that a warp's stores of accumulators meet no bank twice.
-__host__ __device__ constexpr int partial_stride(int warpgroups) {
-  return warpgroups * 64 + 4;
-}
-__host__ __device__ constexpr int partial_bytes(int tokens, int warpgroups) {
-  return tokens * partial_stride(warpgroups) * 4;
+constexpr int kStride = kRows + 4;
+
+__host__ __device__ constexpr int stage_bytes(int tokens) {
+  return kWeight + tokens * 128;
 }
 
-template <int tokens, int warpgroups>
-__global__ void __launch_bounds__(warpgroups * 128 + 32)
+template <int tokens>
+__global__ void __launch_bounds__(kThreads)
     linear_cluster_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                           const __grid_constant__ LinearCall call, int stages) {
 #if QWEN3_SM90A
-  constexpr int kStage = stage_bytes(tokens, warpgroups), kWeight = warpgroups * 4 * kPackBlockBytes;
-  constexpr int kRows = warpgroups * 64, kStride = partial_stride(warpgroups);
-  constexpr int kThreads = warpgroups * 128 + 32;
+  constexpr int kStage = stage_bytes(tokens);
   extern __shared__ uint8_t raw_shared[];
   __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
   const uint32_t base = (shared_address(raw_shared) + 1023) & ~1023u;
@@ -58,18 +54,18 @@ __global__ void __launch_bounds__(warpgroups * 128 + 32)
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; i++) {
       mbarrier_init(full + i * 8, 1);
-      mbarrier_init(empty + i * 8, warpgroups * 4);
+      mbarrier_init(empty + i * 8, 4);
     }
     fence_mbarrier_init();
   }
   __syncthreads();
   griddep_launch();
 
-  if (warp == warpgroups * 4) {
+  if (warp == 4) {
     if (lane == 0) {
       tensor_prefetch(&w_map);
       tensor_prefetch(&x_map);
-      const int tile_row = tile * warpgroups * 4;  // row tiles beyond the matrix are read as zeros
+      const int tile_row = tile * kTiles;  // row tiles beyond the matrix are read as zeros
       const int ahead = n < stages ? n : stages;
       for (int i = 0; i < ahead; i++) {
         mbarrier_expect(full + i * 8, kStage);
@@ -96,7 +92,6 @@ __global__ void __launch_bounds__(warpgroups * 128 + 32)
     griddep_wait();  // the other lanes too: they take part in the sums
   } else {
     griddep_wait();
-    const int group = warp / 4;
     float acc[tokens / 2];
 #pragma unroll
     for (int i = 0; i < tokens / 2; i++) acc[i] = 0.0f;
@@ -105,7 +100,7 @@ __global__ void __launch_bounds__(warpgroups * 128 + 32)
     for (int i = 0; i < n; i++) {
       mbarrier_wait(full + at * 8, parity);
       const uint32_t stage = base + at * kStage;
-      const uint64_t a = plain_descriptor(stage + group * 4 * kPackBlockBytes);
+      const uint64_t a = plain_descriptor(stage);
       const uint64_t b = swizzled_descriptor(stage + kWeight);
       wgmma_fence();
 #pragma unroll
@@ -123,7 +118,7 @@ __global__ void __launch_bounds__(warpgroups * 128 + 32)
     }
     wgmma_wait<0>();
     wgmma_results(acc);
-    named_barrier(1, warpgroups * 128);  // nobody reads the ring any more
+    named_barrier(1, 128);  // nobody reads the ring any more
     float* partial = reinterpret_cast<float*>(raw_shared + (base - shared_address(raw_shared)));
     const int row = warp * 16 + lane / 4, column = lane % 4 * 2;
 #pragma unroll
@@ -200,21 +195,20 @@ __global__ void __launch_bounds__(warpgroups * 128 + 32)
 #endif
 }
 
-template <int tokens, int warpgroups>
+template <int tokens>
 void run(const LinearCall& call, const Context& ctx) {
-  constexpr int kStage = stage_bytes(tokens, warpgroups);
-  // Two warpgroups: few stages, so that CTAs share an SM. One: all the copies at once. At least two stages, for one is
-  // freed when the next is at work.
+  constexpr int kStage = stage_bytes(tokens);
+  // All the copies at once. At least two stages, for one is freed when the next is at work.
   const int longest = (call.col_blocks + kSegments - 1) / kSegments;
-  const int stages = std::max(2, std::min({warpgroups == 2 ? 3 : kMaxStages, longest, (kMaxShared - 1024) / kStage}));
-  const int bytes = std::max(stages * kStage, partial_bytes(tokens, warpgroups)) + 1024;
-  configure<linear_cluster_kernel<tokens, warpgroups>>(kMaxShared);
-  const int tiles = (call.row_tiles + warpgroups * 4 - 1) / (warpgroups * 4);
-  const Grid grid{dim3(static_cast<unsigned>(tiles * kSegments)), dim3(warpgroups * 128 + 32),
-                  static_cast<size_t>(bytes), kSegments};
-  launch("a matrix product split over a cluster", linear_cluster_kernel<tokens, warpgroups>, grid, ctx,
+  const int stages = std::max(2, std::min({kMaxStages, longest, (kMaxShared - 1024) / kStage}));
+  const int bytes = std::max(stages * kStage, tokens * kStride * 4) + 1024;
+  configure<linear_cluster_kernel<tokens>>(kMaxShared);
+  const int tiles = (call.row_tiles + kTiles - 1) / kTiles;
+  const Grid grid{dim3(static_cast<unsigned>(tiles * kSegments)), dim3(kThreads), static_cast<size_t>(bytes),
+                  kSegments};
+  launch("a narrow matrix product", linear_cluster_kernel<tokens>, grid, ctx,
          rows_map(call.x, call.n_rows, call.n_in, tokens),
-         weight_map(call.weight, call.row_tiles, call.col_blocks, warpgroups * 4), call, stages);
+         weight_map(call.weight, call.row_tiles, call.col_blocks, kTiles), call, stages);
 }
 
 }  // namespace
@@ -223,12 +217,11 @@ void linear_cluster(const LinearCall& call, const Context& ctx) {
   if (call.n_rows > kMaxClusterRows) {
     throw Error(Status::kInternal, "linear_cluster got " + std::to_string(call.n_rows) + " rows; its limit is 256");
   }
-  if (call.n_rows <= 16) return run<16, 1>(call, ctx);
-  if (call.n_rows <= 32) return run<32, 1>(call, ctx);
-  if (call.n_rows <= 64) return run<64, 1>(call, ctx);
-  if (call.n_rows > 128) return run<256, 1>(call, ctx);
-  if (call.row_tiles > ctx.sm_count) return run<128, 2>(call, ctx);
-  run<128, 1>(call, ctx);
+  if (call.n_rows <= 16) return run<16>(call, ctx);
+  if (call.n_rows <= 32) return run<32>(call, ctx);
+  if (call.n_rows <= 64) return run<64>(call, ctx);
+  if (call.n_rows <= 128) return run<128>(call, ctx);
+  run<256>(call, ctx);
 }
 
 }  // namespace qwen3::cuda

@@ -54,7 +54,7 @@ __device__ __forceinline__ float sum_segments(float s0, float s1, float s2, floa
   return __fadd_rn(__fadd_rn(__fadd_rn(s0, s1), s2), s3);
 }
 
-// The two below store a wgmma result of 64 rows x `tile` outputs: `row` and `column` are this lane's first ones
+// The ones below store a wgmma result of 64 rows x `tile` outputs: `row` and `column` are this lane's first ones
 // (in kGateUp, column counts packed rows: 8 gates, 8 ups).
 template <int tile>
 __device__ __forceinline__ void store_gated(const LinearCall& call, const float (&y)[tile / 2], int row, int column) {
@@ -78,10 +78,31 @@ __device__ __forceinline__ void store_gated(const LinearCall& call, const float 
   }
 }
 
+// The output's present values at the places of store_sums(); what is outside stays as it is.
 template <int tile>
-__device__ __forceinline__ void store_sums(const LinearCall& call, const float (&y)[tile / 2], int row, int column) {
+__device__ __forceinline__ void load_sums(const LinearCall& call, float (&old)[tile / 2], int row, int column) {
   const int n_out = call.n_out;
-  const bool accumulate = call.mode == LinearMode::kAccumulate;
+#pragma unroll
+  for (int i = 0; i < tile / 2; i += 2) {
+    const int token = row + i / 2 % 2 * 8, out = column + i / 4 * 8;
+    if (token >= call.n_rows) continue;
+    const float* from = call.out + static_cast<int64_t>(token) * n_out + out;
+    if (n_out % 2 == 0 && out < n_out) {
+      const float2 v = *reinterpret_cast<const float2*>(from);
+      old[i] = v.x;
+      old[i + 1] = v.y;
+    } else {
+      if (out < n_out) old[i] = from[0];
+      if (out + 1 < n_out) old[i + 1] = from[1];
+    }
+  }
+}
+
+// accumulate: adds to what is there.
+template <int tile>
+__device__ __forceinline__ void store_sums(const LinearCall& call, const float (&y)[tile / 2], int row, int column,
+                                           bool accumulate) {
+  const int n_out = call.n_out;
   constexpr int kBatch = tile / 8 < 8 ? tile / 8 : 8;  // pairs whose old values are loaded together
 #pragma unroll
   for (int h = 0; h < 2; h++) {

@@ -41,9 +41,15 @@ void linear_decode(const LinearCall& call, const Context& ctx, int ring = 0);
 inline constexpr int kMaxBatchRows = 64;
 void linear_batch(const LinearCall& call, const Context& ctx, int tile = 0);
 
-// Up to 256 rows, Hopper only, for weights with few rows: K is split over a cluster.
+// Up to 256 rows, Hopper only, for weights with very few rows: K is split over a cluster.
 inline constexpr int kMaxClusterRows = 256;
 void linear_cluster(const LinearCall& call, const Context& ctx);
+
+// Up to 256 rows, Hopper only, K split over a cluster, every output of the weight at once: only for weights that are
+// narrow enough, which linear_split_serves() tells (up to 6,240 outputs on an H200, 4,320 beyond 128 rows).
+inline constexpr int kMaxSplitRows = 256;
+bool linear_split_serves(const LinearCall& call, const Context& ctx);
+void linear_split(const LinearCall& call, const Context& ctx);
 
 // Any number of rows, Hopper only. tile: 128, 192 or 256 outputs per CTA, 0 = chosen by a model of the time.
 void linear_hopper(const LinearCall& call, const Context& ctx, int tile = 0);

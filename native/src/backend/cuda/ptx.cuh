@@ -193,6 +193,21 @@ __device__ __forceinline__ float4 cluster_load_float4(uint32_t address) {
                : "memory");
   return v;
 }
+// Stores into the shared memory of a CTA of the cluster and counts the bytes on a barrier of that CTA, which waits by
+// mbarrier_wait_cluster().
+__device__ __forceinline__ void cluster_store_async(uint32_t address, float4 v, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nWAIT_%=:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
 // Barrier `id` (1..15) among `threads` threads of the CTA: wait for it, or count as there and go on.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -247,8 +262,10 @@ __device__ __forceinline__ void wgmma_results(float (&d)[n]) {
 #define QWEN3_L32 QWEN3_S10() "," QWEN3_S10(1) "," QWEN3_S10(2) ",%30,%31"
 #define QWEN3_L40 QWEN3_S10() "," QWEN3_S10(1) "," QWEN3_S10(2) "," QWEN3_S10(3)
 #define QWEN3_L64 QWEN3_L40 "," QWEN3_S10(4) "," QWEN3_S10(5) ",%60,%61,%62,%63"
+#define QWEN3_L72 QWEN3_L40 "," QWEN3_S10(4) "," QWEN3_S10(5) "," QWEN3_S10(6) ",%70,%71"
 #define QWEN3_L80 QWEN3_L40 "," QWEN3_S10(4) "," QWEN3_S10(5) "," QWEN3_S10(6) "," QWEN3_S10(7)
 #define QWEN3_L96 QWEN3_L80 "," QWEN3_S10(8) ",%90,%91,%92,%93,%94,%95"
+#define QWEN3_L104 QWEN3_L80 "," QWEN3_S10(8) "," QWEN3_S10(9) ",%100,%101,%102,%103"
 #define QWEN3_L128 \
   QWEN3_L80        \
   "," QWEN3_S10(8) "," QWEN3_S10(9) "," QWEN3_S10(10) "," QWEN3_S10(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
@@ -258,7 +275,9 @@ __device__ __forceinline__ void wgmma_results(float (&d)[n]) {
 #define QWEN3_D24(m, i) QWEN3_D16(m, i), QWEN3_D8(m, i + 16)
 #define QWEN3_D32(m, i) QWEN3_D16(m, i), QWEN3_D16(m, i + 16)
 #define QWEN3_D64(m, i) QWEN3_D32(m, i), QWEN3_D32(m, i + 32)
+#define QWEN3_D72(m, i) QWEN3_D64(m, i), QWEN3_D8(m, i + 64)
 #define QWEN3_D96(m, i) QWEN3_D64(m, i), QWEN3_D32(m, i + 64)
+#define QWEN3_D104(m, i) QWEN3_D96(m, i), QWEN3_D8(m, i + 96)
 #define QWEN3_D128(m, i) QWEN3_D64(m, i), QWEN3_D64(m, i + 64)
 // n: columns; c: accumulators per thread; a, b, s: numbers of the operands after them.
 #define QWEN3_WGMMA(n, c, a, b, s)                                                                             \
@@ -273,13 +292,16 @@ __device__ __forceinline__ void wgmma_results(float (&d)[n]) {
   }
 template <int kN>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t descriptor_a, uint64_t descriptor_b, int add) {
-  static_assert(kN == 16 || kN == 32 || kN == 48 || kN == 64 || kN == 128 || kN == 192 || kN == 256);
+  static_assert(kN == 16 || kN == 32 || kN == 48 || kN == 64 || kN == 128 || kN == 144 || kN == 192 || kN == 208 ||
+                kN == 256);
   QWEN3_WGMMA(16, 8, 8, 9, 10)
   QWEN3_WGMMA(32, 16, 16, 17, 18)
   QWEN3_WGMMA(48, 24, 24, 25, 26)
   QWEN3_WGMMA(64, 32, 32, 33, 34)
   QWEN3_WGMMA(128, 64, 64, 65, 66)
+  QWEN3_WGMMA(144, 72, 72, 73, 74)
   QWEN3_WGMMA(192, 96, 96, 97, 98)
+  QWEN3_WGMMA(208, 104, 104, 105, 106)
   QWEN3_WGMMA(256, 128, 128, 129, 130)
 }
 // The same with `add` 0, known at compile time: no registers are kept for the old d before it.
