@@ -24,7 +24,9 @@
 #include <vector>
 
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.h"
 #include "backend/cuda/linear_kernels.h"
+#include "backend/cuda/ptx.cuh"
 
 using namespace qwen3;
 using namespace qwen3::cuda;
@@ -34,6 +36,7 @@ namespace {
 constexpr double kBandwidth = 4.57e12;  // measured read bandwidth of an H200
 constexpr int kGuard = 4096;            // elements after an output that nobody may write
 std::string now = "start";
+std::string only;  // variants whose name starts so; empty: all
 cudaStream_t stream;
 int failures = 0;
 
@@ -51,7 +54,7 @@ void finish() {
     const cudaError_t state = cudaStreamQuery(stream);
     if (state == cudaSuccess) return;
     if (state != cudaErrorNotReady) ok(state);
-    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(10)) {
+    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(3)) {
       std::printf("HANG during %s\n", now.c_str());
       std::fflush(stdout);
       _exit(1);
@@ -179,7 +182,7 @@ std::vector<Variant> all_variants(bool hopper) {
   std::vector<Variant> v;
   v.push_back({"generic", 1 << 30, [](const LinearCall& c, const Context& x) { linear_generic(c, x); }});
   for (const int ring : {4, 6, 8}) {
-    v.push_back({"decode ring " + std::to_string(ring), kMaxDecodeRows,
+    v.push_back({"decode " + std::to_string(ring), kMaxDecodeRows,
                  [=](const LinearCall& c, const Context& x) { linear_decode(c, x, ring); }});
   }
   v.push_back({"any", 1 << 30, [](const LinearCall& c, const Context& x) { linear_any(c, x); }});
@@ -188,11 +191,16 @@ std::vector<Variant> all_variants(bool hopper) {
     v.push_back({"batch " + std::to_string(tile), kMaxBatchRows,
                  [=](const LinearCall& c, const Context& x) { linear_batch(c, x, tile); }});
   }
+  v.push_back({"split or any", kMaxSplitRows, [](const LinearCall& c, const Context& x) {
+                 if (linear_split_serves(c, x)) return linear_split(c, x);
+                 linear_any(c, x);
+               }});
   v.push_back({"cluster", kMaxClusterRows, [](const LinearCall& c, const Context& x) { linear_cluster(c, x); }});
   for (const int tile : {128, 192, 256}) {
     v.push_back({"hopper " + std::to_string(tile), 1 << 30,
                  [=](const LinearCall& c, const Context& x) { linear_hopper(c, x, tile); }});
   }
+  if (!only.empty()) std::erase_if(v, [](const Variant& each) { return !each.name.starts_with(only); });
   return v;
 }
 
@@ -503,62 +511,60 @@ bool is_residual(const Shape& s) {
   return std::strstr(s.name, " o") != nullptr || std::strstr(s.name, "down") != nullptr;
 }
 
+// Stands for the op before a product: one CTA per row of x, which it reads, reduces and writes back.
+__global__ void touch_rows(uint16_t* x, int n_in) {
+  griddep_launch();
+  griddep_wait();
+  uint16_t* row = x + static_cast<size_t>(blockIdx.x) * n_in;
+  int odd = 0;
+  for (int i = threadIdx.x; i < n_in; i += blockDim.x) odd |= row[i] & 1;
+  if (!__syncthreads_or(odd)) return;
+  for (int i = threadIdx.x; i < n_in; i += blockDim.x) row[i] = row[i];
+}
+
+// Each time twice: products back to back, and the time of a pair of touch_rows and a product.
 void time_rows(const Context& base, const Pool& pool, const std::vector<int>& row_counts) {
-  std::vector<std::string> table;
   for (const int rows : row_counts) {
     for (const Shape& s : kTimed) {
       std::vector<Variant> v;
       for (const Variant& each : all_variants(true)) {
-        const bool decode = each.name.starts_with("decode"), hopper = each.name.starts_with("hopper");
-        if (each.name == "generic" || each.name == "any" || rows > each.most_rows) continue;
-        if ((decode && rows > 32) || (hopper && rows <= 64) || (!decode && rows == 1)) continue;
+        auto is = [&](const char* name) { return each.name.starts_with(name); };
+        if (is("generic") || rows > each.most_rows || (is("decode") && rows > 16)) continue;
+        if ((is("batch") && rows <= 8) || (is("hopper") && rows <= 64) || (is("cluster") && rows <= 8)) continue;
         v.push_back(each);
       }
       const double bytes = weight_bytes(s);
       const int count = std::clamp(static_cast<int>(480e6 / bytes), 2, 96);
-      std::string line;
-      double best = 1e30;
-      size_t best_v = 0;
-      Context ctx = base;
+      std::string line[2];
+      double best[2] = {1e30, 1e30};
+      size_t best_v[2] = {0, 0};
       for (size_t i = 0; i < v.size(); i++) {
         now = "timing " + v[i].name + " " + s.name + " rows " + std::to_string(rows);
-        const double us = time_graph(
-                              [&] {
-                                for (int j = 0; j < count; j++)
-                                  v[i].run(timed_call(s, pool, rows, j, is_residual(s)), ctx);
-                              },
-                              3000) /
-                          count;
-        char text[64];
-        std::snprintf(text, sizeof text, " %s %.2f,", v[i].name.c_str(), us);
-        line += text;
-        if (us < best) {
-          best = us;
-          best_v = i;
+        for (int paired = 0; paired < 2; paired++) {
+          const double us = time_graph(
+                                [&] {
+                                  for (int j = 0; j < count; j++) {
+                                    if (paired)
+                                      launch("touch", touch_rows, Grid{dim3(rows), dim3(512)}, base, pool.x, s.n_in);
+                                    v[i].run(timed_call(s, pool, rows, j, is_residual(s)), base);
+                                  }
+                                },
+                                1500) /
+                            count;
+          char text[64];
+          std::snprintf(text, sizeof text, "%s%s %.2f", i == 0 ? "" : ", ", v[i].name.c_str(), us);
+          line[paired] += text;
+          if (us < best[paired]) {
+            best[paired] = us;
+            best_v[paired] = i;
+          }
         }
       }
-      ctx.pdl = false;
-      const double plain = time_graph(
-                               [&] {
-                                 for (int j = 0; j < count; j++)
-                                   v[best_v].run(timed_call(s, pool, rows, j, is_residual(s)), ctx);
-                               },
-                               3000) /
-                           count;
-      ctx.pdl = base.pdl;
-      const double chosen = time_graph(
-                                [&] {
-                                  for (int j = 0; j < count; j++)
-                                    linear_any(timed_call(s, pool, rows, j, is_residual(s)), ctx);
-                                },
-                                3000) /
-                            count;
       const double floor = std::max(bytes / kBandwidth, 2.0 * rows * bytes / 2 / 750e12) * 1e6;
-      char text[200];
-      std::snprintf(text, sizeof text, "M=%-4d %-13s best %-13s %8.2f us %5.1f%% of floor (no PDL %.2f), chosen %.2f |",
-                    rows, s.name, v[best_v].name.c_str(), best, floor / best * 100, plain, chosen);
-      table.push_back(text + line);
-      std::printf("%s\n", table.back().c_str());
+      for (int paired = 0; paired < 2; paired++) {
+        std::printf("M=%-3d %-12s %-5s %-9s %7.2f %5.1f%% | %s\n", rows, s.name, paired ? "pair" : "alone",
+                    v[best_v[paired]].name.c_str(), best[paired], floor / best[paired] * 100, line[paired].c_str());
+      }
       std::fflush(stdout);
     }
   }
@@ -604,6 +610,11 @@ void time_prefill(const Context& base, const Pool& pool) {
 
 int main(int argc, char** argv) {
   std::set<std::string> wanted(argv + 1, argv + argc);
+  for (const std::string& each : std::set<std::string>(wanted)) {
+    if (!each.starts_with("only=")) continue;
+    only = each.substr(5);
+    wanted.erase(each);
+  }
   auto want = [&](const char* name) { return wanted.empty() || wanted.count(name) != 0; };
   cudaDeviceProp properties;
   ok(cudaGetDeviceProperties(&properties, 0));
