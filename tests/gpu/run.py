@@ -165,9 +165,12 @@ def judge(outcome: Outcome, status: int | None, output: str) -> None:
         outcome.status, outcome.summary = NOT_AVAILABLE, missing[:200]
 
 
-def run_part(part: str, names: dict[str, str], skip: list[str], log: Path, outcomes: list[Outcome]) -> None:
+def run_part(
+    part: str, names: dict[str, str], skip: list[str], ready: set[str], log: Path, outcomes: list[Outcome]
+) -> None:
+    """skip: texts in names of steps to leave out; ready: steps whose work is there already."""
     begin = time.monotonic()
-    done = {outcome.step for outcome in outcomes if outcome.status == PASSED}
+    done = ready | {outcome.step for outcome in outcomes if outcome.status == PASSED}
     for step in PARTS[part]:
         if step.name in done and step in (BUILD, TINY, SMALL, LARGE):
             continue
@@ -231,6 +234,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-run", help="folder for the results")
     parser.add_argument("--work", type=Path, help="folder for checkpoints, 20 GB (default: the results' folder)")
     parser.add_argument("--quick", action="store_true", help="fewer rows and shorter contexts")
+    parser.add_argument("--no-build", action="store_true", help="build/gpu is there already")
     parser.add_argument("--commit", help="what is tested, where there is no git (default: asked of git)")
     arguments = parser.parse_intermixed_args()
     unknown = set(arguments.part) - {*PARTS, "all"}
@@ -270,7 +274,7 @@ def main() -> int:
     log.unlink(missing_ok=True)
     outcomes: list[Outcome] = []
     for part in parts:
-        run_part(part, names, arguments.skip, log, outcomes)
+        run_part(part, names, arguments.skip, {"build"} if arguments.no_build else set(), log, outcomes)
         # After every part, so that a machine that goes away leaves what there was.
         text = table(head, outcomes)
         (out / "table.txt").write_text(text, encoding="utf-8")

@@ -87,6 +87,11 @@ def test_skipped_steps_are_named(run_steps, capsys: pytest.CaptureFixture[str]) 
     assert "speeds: no such part" in capsys.readouterr().err
 
 
+def test_a_build_that_is_there_is_not_made_again(run_steps) -> None:  # type: ignore[no-untyped-def]
+    steps = (gpu_run.BUILD, Step("ops", "true", 5, ("build",)))
+    assert run_steps(*steps, options=("--no-build",)) == (0, {"ops": "passed"})
+
+
 def test_measured_rows_reach_table_and_json(run_steps, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     rows = json.dumps({"table": ["row one 42"]})
     status, _ = run_steps(Step("speed", f"echo '{rows.replace('{', '{{').replace('}', '}}')}' > {{json}}", 5))
