@@ -1,8 +1,7 @@
 // Proves on the card it runs on what determinism rests on (docs/numerics.md): a dot product of bfloat16 operands whose
 // K is walked upwards in steps of 16 into one float32 accumulator has the same bits for every tensor-core instruction.
 //
-//   nvcc -O3 -std=c++20 -gencode=arch=compute_90a,code=sm_90a -I native/src -o invariance tests/gpu/invariance.cu
-//   ./invariance
+//   tests/gpu/build.sh 90a-real invariance && build/gpu/invariance
 //
 // D = W X^T for 256 x 256 outputs, three kinds of data, four K. Variants: wgmma with 8 to 256 columns, A from shared
 // memory or registers, one or four instructions per commit, the first one adding to zeros or ignoring the accumulator,
@@ -54,9 +53,9 @@ constexpr int kChunk = 64;  // of K, staged in shared memory
                  : "memory");                                                                                   \
   }
 #define QWEN3_D(n) QWEN3_D_##n
-#define QWEN3_D_8 QWEN3_D4(0)
-#define QWEN3_D_64 QWEN3_D32(0)
-#define QWEN3_D_256 QWEN3_D128(0)
+#define QWEN3_D_8 QWEN3_D4("+f", 0)
+#define QWEN3_D_64 QWEN3_D32("+f", 0)
+#define QWEN3_D_256 QWEN3_D128("+f", 0)
 template <int kN>
 __device__ __forceinline__ void wgmma_registers(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t descriptor_b,
                                                 int add) {
@@ -72,7 +71,7 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[kN / 2], uint64_t descri
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, %4, %5, p, 1, 1, 0, 0;\n}"
-        : QWEN3_D4(0)
+        : QWEN3_D4("+f", 0)
         : "l"(descriptor_a), "l"(descriptor_b), "r"(add)
         : "memory");
   } else {
