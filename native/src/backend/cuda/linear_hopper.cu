@@ -1,7 +1,7 @@
 // Large matrix products on Hopper: the main loop of linear_hopper.cuh with outputs that are stored, added or gated.
 //
-// Measured on an H200 (bench/results/2026-11-29-h200-prefill.txt): 8B at 512 to 8,192 rows 607 to 788 TFLOP/s in short
-// bursts: of cuBLAS, which writes bf16 and adds nothing, qkv 96 to 99%, o 90 to 92%, gate_up and down 97 to 100%. What
+// Measured on an H200 (bench/results/2026-11-29-h200-prefill.txt): 8B at 512 to 8,192 rows 614 to 784 TFLOP/s in short
+// bursts: of cuBLAS, which writes bf16 and adds nothing, qkv 96 to 99%, o 91 to 93%, gate_up and down 97 to 100%. What
 // was tried and lost: LOG.md.
 #include "backend/cuda/linear_epilogue.cuh"
 #include "backend/cuda/linear_hopper.cuh"
@@ -44,55 +44,58 @@ struct StoreEpilogue {
       }
     }
   }
-  // 16 rows x 64 sums, two boxes.
-  __device__ __forceinline__ void stage_sums(const float (&y)[32], uint32_t to, int g, int q) const {
+  // 16 rows x 32 sums: `box` 0 or 1 of a piece.
+  __device__ __forceinline__ void stage_sums(const float (&y)[32], int box, uint32_t to, int g, int q) const {
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const uint32_t chunk = ((j % 4) * 2 + q / 2) ^ g;
+    for (int j = 0; j < 4; j++) {
+      const uint32_t chunk = (j * 2 + q / 2) ^ g;
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        shared_store_float2(to + j / 4 * kBoxBytes + g * 128 + h * 1024 + (chunk << 4) + q % 2 * 8, y[j * 4 + h * 2],
-                            y[j * 4 + h * 2 + 1]);
+        const int i = (box * 4 + j) * 4 + h * 2;
+        shared_store_float2(to + g * 128 + h * 1024 + (chunk << 4) + q % 2 * 8, y[i], y[i + 1]);
       }
     }
   }
 
   template <int tile>
   __device__ __forceinline__ void finish(Sums<tile>& sums, int row, int column, uint32_t staging, int lane) const {
+    using S = Shape<tile>;
     const int g = lane / 4, q = lane % 4;
     const bool sends = lane == 0 && row < n_rows;
 #pragma unroll
-    for (int turn = 0; turn < Sums<tile>::S::n_pieces; turn++) {
-      const uint32_t half = staging + turn % 2 * (kStagingBytes / 2);
+    for (int turn = 0; turn < S::n_pieces; turn++) {
       float y[32];
       sums.take(turn, y);
       const int first = column + Sums<tile>::piece(turn) * 64;
       if (mode == LinearMode::kGateUp) {
-        const uint32_t to = half + turn / 2 * 1024;
+        const uint32_t to = staging + turn * 1024;
         stage_gated(y, to, g, q);
         fence_async_proxy();
         __syncwarp();
         if (sends && first / 2 < n_out) tensor_store_2d(&map, first / 2, row, to);
-      } else {
-        if (turn >= 2) {
-          if (lane == 0) bulk_wait_read<1>();
+        if (lane == 0) bulk_commit();
+        continue;
+      }
+#pragma unroll
+      for (int box = 0; box < 2; box++) {
+        const int n = turn * 2 + box, x = first + box * 32;
+        const uint32_t to = staging + n % S::n_boxes * kBoxBytes;
+        if (n >= S::n_boxes) {
+          if (lane == 0) bulk_wait_read<S::n_boxes - 1>();
           __syncwarp();
         }
-        stage_sums(y, half, g, q);
+        stage_sums(y, box, to, g, q);
         fence_async_proxy();
         __syncwarp();
-#pragma unroll
-        for (int box = 0; box < 2; box++) {
-          const int x = first + box * 32;
-          if (!sends || x >= n_out) continue;
+        if (sends && x < n_out) {
           if (mode == LinearMode::kAccumulate) {
-            tensor_add_2d(&map, x, row, half + box * kBoxBytes);
+            tensor_add_2d(&map, x, row, to);
           } else {
-            tensor_store_2d(&map, x, row, half + box * kBoxBytes);
+            tensor_store_2d(&map, x, row, to);
           }
         }
+        if (lane == 0) bulk_commit();
       }
-      if (lane == 0) bulk_commit();
     }
   }
 #endif

@@ -36,21 +36,20 @@ inline constexpr int kWarpRows = 16;
 inline constexpr int kConsumerWarps = 8;
 inline constexpr int kInputBytes = kTileRows * 128;  // of a stage
 inline constexpr int kBarrierBytes = 1024;           // full barriers, then empty ones from the middle on
-// A warp's part of shared memory for finished sums: 4 boxes of 16 rows x 128 bytes.
-inline constexpr int kBoxBytes = kWarpRows * 128;
-inline constexpr int kStagingBytes = 4 * kBoxBytes;
+inline constexpr int kBoxBytes = kWarpRows * 128;    // of finished sums in shared memory, on their way out
 
 template <int tile>
 struct Shape {
   static_assert(tile == 128 || tile == 192 || tile == 256);
   static constexpr int stage_bytes = kInputBytes + tile * 128;
-  static constexpr int n_stages = tile == 256 ? 3 : tile == 192 ? 4 : 5;
-  static constexpr int n_kept = tile == 256 ? 64 : tile / 2;  // sums in registers
+  static constexpr int n_stages = tile == 128 ? 6 : 4;
+  static constexpr int n_boxes = tile == 192 ? 4 : 2;         // a warp's staging area
+  static constexpr int n_kept = tile == 256 ? 96 : tile / 2;  // sums in registers
   static constexpr int n_pieces = tile / 64;                  // of 64 outputs, 32 accumulators
   static constexpr int shared_bytes =
-      1024 + kBarrierBytes + n_stages * stage_bytes + kConsumerWarps * kStagingBytes;  // 1,024 to align
+      1024 + kBarrierBytes + n_stages * stage_bytes + kConsumerWarps * n_boxes * kBoxBytes;  // 1,024 to align
   static constexpr int group_rows = tile == 128 ? 1024 : 2048;  // narrow tiles read more from the second-level cache
-  static_assert((tile / 2 - n_kept) * 128 <= kStagingBytes && shared_bytes <= 227 * 1024);
+  static_assert((tile / 2 - n_kept) * 128 <= n_boxes * kBoxBytes && shared_bytes <= 227 * 1024);
 };
 
 struct Tiles {
@@ -77,17 +76,18 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low, uint32_t high) {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-// Finished sums of a warp: 16 rows x `tile` outputs. Those in shared memory are read where staging will be written, so
-// pieces are taken in the order of the loops below: n_spilled pieces at the end of the tile first.
+// Finished sums of a warp: 16 rows x `tile` outputs, taken in pieces of 64 outputs, the last one first: its sums may be
+// in shared memory, where staging will be written.
 template <int tile>
 struct Sums {
   using S = Shape<tile>;
   static constexpr int n_spilled = (tile / 2 - S::n_kept) / 32;  // pieces
+  static_assert(n_spilled <= 1);
   float kept[S::n_kept];
   float last[tile / 2];  // accumulators of the last segment
   uint32_t spill;        // this lane's first 16 bytes
 
-  __device__ static constexpr int piece(int turn) { return (turn + S::n_pieces - n_spilled) % S::n_pieces; }
+  __device__ static constexpr int piece(int turn) { return S::n_pieces - 1 - turn; }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -115,7 +115,7 @@ struct Sums {
     if (turn < n_spilled) {
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {
-        const float4 v = shared_load_float4(spill + (turn * 32 + i) * 128);
+        const float4 v = shared_load_float4(spill + i * 128);
         y[i] = __fadd_rn(v.x, last[first + i]);
         y[i + 1] = __fadd_rn(v.y, last[first + i + 1]);
         y[i + 2] = __fadd_rn(v.z, last[first + i + 2]);
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     more_registers<240>();
     griddep_wait();
     const int group = warp / 4 - 1;
-    const uint32_t staging = base + S::n_stages * S::stage_bytes + (warp - 4) * kStagingBytes;
+    const uint32_t staging = base + S::n_stages * S::stage_bytes + (warp - 4) * S::n_boxes * kBoxBytes;
     const uint64_t a_first = swizzled_descriptor(base + group * 64 * 128);
     const uint64_t b_first = plain_descriptor(base + kInputBytes);
     const uint32_t a_low = static_cast<uint32_t>(a_first), a_high = static_cast<uint32_t>(a_first >> 32);
@@ -278,7 +278,7 @@ inline double hopper_cost(const LinearCall& call, const Context& ctx, int tile) 
     double per_block, store, accumulate, gate_up;
   };
   const Cost cost = tile == 256   ? Cost{0.64, 5.0, 8.0, 4.2}
-                    : tile == 192 ? Cost{0.49, 3.5, 5.2, 2.2}
+                    : tile == 192 ? Cost{0.49, 3.5, 5.2, 2.6}
                                   : Cost{0.35, 2.0, 5.0, 2.0};
   const int n_tiles = tile_count(call.n_rows, kTileRows) * tile_count(call.row_tiles * kPackRows, tile);
   const double end = call.mode == LinearMode::kStore        ? cost.store

@@ -7,7 +7,7 @@
 // engine from the staging area (two boxes of 16 rows x 64), keys and values are stored to the KV blocks, where the 8
 // rows of a store instruction are 8 tokens: 128 contiguous bytes when they start at a multiple of 8.
 //
-// Measured on an H200 (bench/results/2026-11-29-h200-prefill.txt): 8B at 8,192 tokens 584 us, the two kernels 667.
+// Measured on an H200 (bench/results/2026-11-29-h200-prefill.txt): 8B at 8,192 tokens 578 us, the two kernels 664.
 #include "backend/cuda/head_norm.cuh"
 #include "backend/cuda/kv_layout.h"
 #include "backend/cuda/linear_hopper.cuh"
@@ -73,15 +73,18 @@ struct QkvEpilogue {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       float low[32], high[32];
-      sums.take(half * 2, low);
-      sums.take(half * 2 + 1, high);
+      sums.take(half * 2, high);
+      sums.take(half * 2 + 1, low);
       const int head = column / kHeadDim + Sums<tile>::piece(half * 2) / 2;
       if (head >= n_heads + 2 * n_kv_heads) continue;
       const bool is_q = head < n_heads, is_k = !is_q && head < n_heads + n_kv_heads;
       const bf16* weight = is_q ? q_norm : is_k ? k_norm : nullptr;
-      const uint32_t to = staging + half * (kStagingBytes / 2);
       bf16* kv = is_k ? k : v;
       const int kv_head = head - n_heads - (is_k ? 0 : n_kv_heads);
+      if (is_q && half > 0) {
+        if (lane == 0) bulk_wait_read<0>();
+        __syncwarp();
+      }
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int token = row + g + h * 8;
@@ -90,7 +93,7 @@ struct QkvEpilogue {
         if (is_q) {
 #pragma unroll
           for (int j = 0; j < 8; j++) {
-            const uint32_t at = to + h * 1024 + g * 128 + ((j ^ g) << 4) + q * 4;
+            const uint32_t at = staging + h * 1024 + g * 128 + ((j ^ g) << 4) + q * 4;
             shared_store(at, words[j].low);
             shared_store(at + kBoxBytes, words[j].high);
           }
@@ -112,8 +115,8 @@ struct QkvEpilogue {
         fence_async_proxy();
         __syncwarp();
         if (lane == 0 && row < n_tokens) {
-          tensor_store_2d(&q_map, head * kHeadDim, row, to);
-          tensor_store_2d(&q_map, head * kHeadDim + 64, row, to + kBoxBytes);
+          tensor_store_2d(&q_map, head * kHeadDim, row, staging);
+          tensor_store_2d(&q_map, head * kHeadDim + 64, row, staging + kBoxBytes);
           bulk_commit();
         }
       }
