@@ -5,6 +5,7 @@
 
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/attention.h"
+#include "backend/cuda/attention_step.cuh"
 #include "base/error.h"
 
 namespace qwen3::cuda {
@@ -12,20 +13,69 @@ namespace {
 
 constexpr size_t kPartialRowBytes = kPartialRow * sizeof(float);
 
+// What the kernels are compiled for.
+void require_heads(int n_heads, int n_kv_heads, int head_dim) {
+  if (head_dim == kHeadDim && n_heads % n_kv_heads == 0 && n_heads / n_kv_heads <= kMaxDecodeRows) return;
+  throw Error(Status::kUnsupported,
+              "attention on the GPU needs heads of 128 and at most 16 query heads per KV head; "
+              "this model has heads of " +
+                  std::to_string(head_dim) + " and " + std::to_string(n_heads) + " for " + std::to_string(n_kv_heads));
+}
+
+int most_splits(const BatchHost& host) {
+  return (host.max_context + kSplit - 1) / kSplit;
+}
+
 }  // namespace
+
+// With few CTAs latency counts, and attention_decode's split kernel is better.
+bool attention_step_serves(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
+                           const Context& ctx) {
+  constexpr int kMaxClusterSplits = 8;
+  const int n_splits = most_splits(host);
+  return ctx.hopper && host.n_tokens == host.n_seqs && host.n_seqs <= kMaxStepSeqs &&
+         host.n_seqs * args.n_kv_heads < workspace.n_counters &&
+         (n_splits > kMaxClusterSplits || n_splits * args.n_kv_heads * host.n_seqs > ctx.sm_count);
+}
+
+void attention_step(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
+                    const Context& ctx) {
+  require_heads(args.n_heads, args.n_kv_heads, args.head_dim);
+  const BatchView& batch = *args.batch;
+  StepParams p = {};
+  p.a.k = args.kv.k;
+  p.a.v = args.kv.v;
+  p.a.out = args.out;
+  p.a.positions = batch.positions;
+  p.a.block_tables = batch.block_tables;
+  p.a.n_seqs = host.n_seqs;
+  p.a.max_blocks = batch.max_blocks;
+  p.a.n_heads = args.n_heads;
+  p.a.n_kv_heads = args.n_kv_heads;
+  p.a.group = args.n_heads / args.n_kv_heads;
+  p.a.scale = kAttentionScale;
+  p.a.max_splits = most_splits(host);
+  p.a.partials = workspace.partials;
+  p.a.counters = workspace.counters;
+  p.qkv = args.qkv;
+  p.q_norm = args.q_norm;
+  p.k_norm = args.k_norm;
+  p.angles = reinterpret_cast<const float4*>(args.angles);
+  p.seq_of = batch.seq_of;
+  p.k = args.kv.k;
+  p.v = args.kv.v;
+  p.eps = args.eps;
+  p.max_states = static_cast<int64_t>(workspace.bytes / (static_cast<size_t>(p.a.group) * kPartialRowBytes));
+  p.sm_count = ctx.sm_count;
+  attention_step_stream(p, ctx);
+}
 
 void attention(const AttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
                const Context& ctx) {
   const BatchView& batch = *args.batch;
   if (host.n_tokens == 0) return;
   const int group = args.n_heads / args.n_kv_heads;
-  if (args.head_dim != kHeadDim || group * args.n_kv_heads != args.n_heads || group > kMaxDecodeRows) {
-    throw Error(Status::kUnsupported,
-                "attention on the GPU needs heads of 128 and at most 16 query heads per KV head; "
-                "this model has heads of " +
-                    std::to_string(args.head_dim) + " and " + std::to_string(args.n_heads) + " for " +
-                    std::to_string(args.n_kv_heads));
-  }
+  require_heads(args.n_heads, args.n_kv_heads, args.head_dim);
   AttentionParams p = {};
   p.q = args.q;
   p.k = args.kv.k;
@@ -39,7 +89,7 @@ void attention(const AttentionArgs& args, const BatchHost& host, const Attention
   p.n_heads = args.n_heads;
   p.n_kv_heads = args.n_kv_heads;
   p.group = group;
-  p.scale = 0.08838834764831845f * 1.4426950408889634f;  // log2(e) / sqrt(128)
+  p.scale = kAttentionScale;
   p.decode_rows = kMaxDecodeRows;
   p.turn_counter = reinterpret_cast<uint32_t*>(workspace.counters + workspace.n_counters - 1);
 
@@ -60,7 +110,7 @@ void attention(const AttentionArgs& args, const BatchHost& host, const Attention
 
   if (n_decode > 0) {
     const int n_pairs = host.n_seqs * args.n_kv_heads;
-    p.max_splits = (host.max_context + kSplit - 1) / kSplit;
+    p.max_splits = most_splits(host);
     p.partial_rows = decode_rows;
     const size_t states = static_cast<size_t>(n_pairs) * static_cast<size_t>(p.max_splits);
     const size_t partial_rows = states * static_cast<size_t>(decode_rows);

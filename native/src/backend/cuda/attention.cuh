@@ -33,7 +33,8 @@ inline constexpr int kStepBytes = kStep * kHeadDim * 2;  // keys or values of on
 inline constexpr int kPartialRow = kHeadDim + 4;         // floats of a row's partial state; a multiple of 16 bytes
 inline constexpr int kMaxDecodeRows = 16;                // sequences with at most so many rows go to the decode kernel
 inline constexpr int kPrefillRows = 64;                  // rows of a query tile of attention_prefill.cu
-inline constexpr int kHopperRows = 128;                  // rows of a query tile of attention_hopper.cu
+inline constexpr float kAttentionScale = 0.08838834764831845f * 1.4426950408889634f;  // log2(e) / sqrt(128)
+inline constexpr int kHopperRows = 128;  // rows of a query tile of attention_hopper.cu
 
 // Everything the kernels need. Device pointers; shapes as in ops.h.
 struct AttentionParams {

@@ -42,4 +42,12 @@ void attention_decode(const AttentionParams& params, const Context& ctx);
 void attention_prefill(const AttentionParams& params, int n_tiles, const Context& ctx);  // tiles of kPrefillRows
 void attention_hopper(const AttentionParams& params, int n_tiles, const Context& ctx);   // tiles of kHopperRows
 
+// Decode steps on Hopper, one token per sequence: qk_norm_rope and attention in one. args.qkv is there, args.kv and
+// args.out are made, args.q is not used.
+inline constexpr int kMaxStepSeqs = 512;
+bool attention_step_serves(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
+                           const Context& ctx);
+void attention_step(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
+                    const Context& ctx);
+
 }  // namespace qwen3::cuda

@@ -1,0 +1,603 @@
+// Attention of a decode step on Hopper, from qkv: every sequence has one new token. Makes q, and the new key and value,
+// writes the latter to the KV block and attends. Bound by reading K and V.
+//
+// Persistent: two CTAs per SM, each of a warpgroup that computes (consumers) and one that feeds it: a producer warp and
+// three preparers. The work is a line of splits (kSplit keys of a sequence and KV head: a pair), in order of sequence,
+// head, split; CTA c takes those that begin in the c-th of equal pieces of the line, measured in steps of kStep keys.
+// Where whole pairs divide evenly enough a CTA takes whole pairs instead, and no states travel.
+//   producer   streams the splits' keys and values through a ring of kSlots slots (a step's keys or values, 16 KB) by
+//              bulk copies, running on from split to split. All that it reads was there before the step, so it never
+//              waits for the kernels before (attention_decode.cuh says why that is right)
+//   preparers  normalise and rotate the pair's queries, one pair ahead; in the CTA that has the pair's last split also
+//              the new key, which they write to the KV block with the value
+//   consumers  warp w scores keys [16w, 16w + 16) of every step, the maxima of the split's steps meet in shared memory,
+//              P goes through shared memory as bf16, and warp w accumulates output columns [32w, 32w + 32). The new key
+//              and value are placed into their slots. Pairs that span CTAs leave the state of each split in the
+//              workspace; the CTA that comes last merges
+// Arithmetic: attention.cuh and head_norm.cuh; the bits are those of qk_norm_rope and the other attention kernels.
+// Registers: kConsumerRegisters and kFeederRegisters of the 128 that a thread has on average.
+// Measured: 64 sequences of 512 tokens 35.6 us, 84% of 4.5 TB/s, of 4,096 tokens 94%
+// (native/bench/results/2026-11-29-h200-attention-2.txt).
+//
+// A row of the batch belongs to the sequence of that number or is padding (seq_of -1), which is skipped.
+#include <algorithm>
+
+#include "backend/cuda/attention.cuh"
+#include "backend/cuda/attention.h"
+#include "backend/cuda/attention_step.cuh"
+#include "backend/cuda/launch.h"
+
+namespace qwen3::cuda {
+namespace {
+
+constexpr int kSlots = 6;
+constexpr int kWarps = 4;                       // consumers; as many feed them
+[[maybe_unused]] constexpr int kPreparers = 3;  // of the feeding warps
+constexpr int kConsumers = kWarps * 32;
+constexpr int kThreads = 2 * kConsumers;
+constexpr int kCtasPerSm = 2;
+[[maybe_unused]] constexpr int kConsumerRegisters = 184;
+[[maybe_unused]] constexpr int kFeederRegisters = 72;
+
+// What the preparers make of a pair.
+struct Prepared {
+  uint8_t q[kMaxDecodeRows * kHeadDim * 2];  // core matrices [row group 2][d chunk 16]; rows beyond the group are 0
+  uint32_t key[kHeadDim / 2];                // the new key and value, bf16 pairs
+  uint32_t value[kHeadDim / 2];
+};
+
+struct alignas(128) Shared {
+  uint8_t ring[kSlots][kStepBytes];
+  Prepared pair;
+  uint32_t p_words[kSplitSteps][kMaxDecodeRows * kStep / 2];  // bf16 pairs: core matrices [row group 2][key chunk 8]
+  float4 top[kSplitSteps][kMaxDecodeRows];                    // the four warps' maxima of a row
+  float l[kWarps][kMaxDecodeRows * 4];                        // key group t's sum of (row, lane of the quad)
+  uint64_t full[kSlots], empty[kSlots];
+  uint64_t ready, taken;                   // pair
+  int totals[kThreads / 32][3];            // steps, splits and pairs of a warp's sequences
+  int first_seq, first_step, first_split;  // the sequence in which this CTA's piece begins; steps and splits before it
+  int last_cta;
+  int last[kMaxStepSeqs];  // position of each sequence's new token; -1: padding
+};
+static_assert(kCtasPerSm * (sizeof(Shared) + 1024) <= 228 * 1024);
+
+#if QWEN3_SM90A
+// Work that begins at place x of the line.
+struct Walk {
+  int seq, head, split;
+  int last;        // position of the sequence's new token
+  int n_splits;    // of the pair
+  int pair_start;  // place of the pair's first split
+  int state;       // number of the pair's first split among all
+
+  __device__ __forceinline__ int x() const { return pair_start + split * kSplitSteps; }
+  __device__ __forceinline__ int n_steps() const { return min(last / kStep + 1 - split * kSplitSteps, kSplitSteps); }
+  __device__ __forceinline__ void next_pair(const Shared& shared, int n_seqs, int n_kv_heads) {
+    pair_start += last / kStep + 1;
+    state += n_splits;
+    split = 0;
+    if (++head < n_kv_heads) return;
+    head = 0;
+    do {
+      if (++seq == n_seqs) return;
+      last = shared.last[seq];
+    } while (last < 0);
+    n_splits = last / kSplit + 1;
+  }
+  __device__ __forceinline__ void next(const Shared& shared, int n_seqs, int n_kv_heads) {
+    if (++split == n_splits) next_pair(shared, n_seqs, n_kv_heads);
+  }
+};
+
+// This CTA's part of the line: splits whose place, or whose pair's place, is in [walk.., end).
+struct Piece {
+  Walk walk;
+  int end;
+  bool pairs;
+  __device__ __forceinline__ bool has(const Walk& w) const { return (pairs ? w.pair_start : w.x()) < end; }
+  // The end of this CTA's splits of w's pair.
+  __device__ __forceinline__ int end_split(const Walk& w) const {
+    return pairs ? w.n_splits : min(w.n_splits, (end - w.pair_start + kSplitSteps - 1) / kSplitSteps);
+  }
+};
+
+// All threads.
+__device__ __forceinline__ Piece find_piece(const StepParams& p, Shared& shared, int thread) {
+  const int n_seqs = p.a.n_seqs;
+  const int n_kv = p.a.n_kv_heads;
+  const int each = (n_seqs + kThreads - 1) / kThreads;
+  const int begin = min(thread * each, n_seqs);
+  const int end = min(begin + each, n_seqs);
+  int own[3] = {0, 0, 0};
+  for (int s = begin; s < end; s++) {
+    const int last = p.seq_of[s] < 0 ? -1 : p.a.positions[s];
+    shared.last[s] = last;
+    if (last < 0) continue;
+    own[0] += last / kStep + 1;
+    own[1] += last / kSplit + 1;
+    own[2] += 1;
+  }
+  int sum[3];  // inclusive, within the warp
+#pragma unroll
+  for (int i = 0; i < 3; i++) {
+    sum[i] = own[i];
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, sum[i], d);
+      if (thread % 32 >= d) sum[i] += other;
+    }
+    if (thread % 32 == 31) shared.totals[thread / 32][i] = sum[i];
+  }
+  if (thread == 0) shared.first_seq = -1;
+  __syncthreads();
+  int total[3] = {0, 0, 0};
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; w++) {
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+      if (w == thread / 32) sum[i] += total[i];
+      total[i] += shared.totals[w][i];
+    }
+  }
+  const int n_steps = total[0] * n_kv;
+  const int n_splits = total[1] * n_kv;
+  const int n_pairs = total[2] * n_kv;
+  // Steps that the busiest CTA has more than the average, by pairs and by splits. States that travel cost about as much
+  // time as kTravel steps more.
+  constexpr float kTravel = 5.0f;
+  const auto parts = [&](int items) {
+    return items <= p.sm_count ? min(p.sm_count, static_cast<int>(gridDim.x)) : static_cast<int>(gridDim.x);
+  };
+  const auto excess = [&](int items) {
+    const int g = parts(items);
+    return static_cast<float>((items + g - 1) / g) * static_cast<float>(n_steps) / static_cast<float>(max(items, 1)) -
+           static_cast<float>(n_steps) / static_cast<float>(g);
+  };
+  Piece piece;
+  piece.pairs = excess(n_pairs) <= excess(n_splits) + kTravel || n_splits > p.max_states;
+  const int g = parts(piece.pairs ? n_pairs : n_splits);
+  const auto border = [&](int c) {
+    return c >= g ? n_steps : static_cast<int>((static_cast<int64_t>(c) * n_steps + g - 1) / g);
+  };
+  const int first = border(static_cast<int>(blockIdx.x));
+  piece.end = border(static_cast<int>(blockIdx.x) + 1);
+  int step = sum[0] - own[0];
+  int split = sum[1] - own[1];
+  for (int s = begin; s < end; s++) {
+    const int last = shared.last[s];
+    if (last < 0) continue;
+    const int steps = last / kStep + 1;
+    if (step * n_kv <= first && first < (step + steps) * n_kv) {
+      shared.first_seq = s;
+      shared.first_step = step * n_kv;
+      shared.first_split = split * n_kv;
+    }
+    step += steps;
+    split += last / kSplit + 1;
+  }
+  __syncthreads();
+  Walk& w = piece.walk;
+  w.seq = shared.first_seq;
+  if (w.seq < 0) {  // nothing left
+    w = {};
+    piece.end = 0;
+    return piece;
+  }
+  w.last = shared.last[w.seq];
+  w.n_splits = w.last / kSplit + 1;
+  const int steps = w.last / kStep + 1;
+  const int inside = first - shared.first_step;
+  w.head = inside / steps;
+  const int rest = inside - w.head * steps;
+  w.pair_start = first - rest;
+  w.state = shared.first_split + w.head * w.n_splits;
+  w.split = piece.pairs ? (rest > 0 ? w.n_splits : 0) : (rest + kSplitSteps - 1) / kSplitSteps;
+  if (w.split >= w.n_splits) w.next_pair(shared, n_seqs, n_kv);
+  return piece;
+}
+
+// A place in a ring of n: which slot, and the parity of its turn.
+template <int n>
+struct Place {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++slot == n) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void produce(const StepParams& p, Shared& shared, const Piece& piece, int lane) {
+  const AttentionParams& a = p.a;
+  Walk walk = piece.walk;
+  Place<kSlots> place;
+  // Lane i < 8 holds KV block i of a split; those of the next split are fetched ahead.
+  const auto block_of_lane = [&](const Walk& w) {
+    if (!piece.has(w)) return 0;
+    const int block = min(w.split * (kSplit / kBlockSize) + lane % 8, w.last / kBlockSize);
+    return a.block_tables[static_cast<int64_t>(w.seq) * a.max_blocks + block];
+  };
+  int next_block = block_of_lane(walk);
+  while (piece.has(walk)) {
+    const int block = next_block;
+    const int head = walk.head;
+    const int n_steps = walk.n_steps();
+    const int n_tokens = min(walk.last - walk.split * kSplit, kSplit);  // in memory: the new token is not
+    walk.next(shared, a.n_seqs, a.n_kv_heads);
+    next_block = block_of_lane(walk);
+#pragma unroll 1
+    for (int i = 0; i < 2 * n_steps; i++) {  // keys of all steps, then values
+      const bool values = i >= n_steps;
+      const int step = values ? i - n_steps : i;
+      const int64_t block0 = __shfl_sync(0xffffffffu, block, 2 * step);
+      const int64_t block1 = __shfl_sync(0xffffffffu, block, 2 * step + 1);
+      if (lane == 0) {
+        const bf16* pool = values ? a.v : a.k;
+        const int bytes = (min(max(n_tokens - step * kStep, 0), kStep) + 7) / 8 * (kTokenGroup * 2);
+        const int bytes0 = min(bytes, kStepBytes / 2);
+        const uint32_t full = shared_address(&shared.full[place.slot]);
+        const uint32_t to = shared_address(shared.ring[place.slot]);
+        mbarrier_wait(shared_address(&shared.empty[place.slot]), place.parity ^ 1);
+        mbarrier_expect(full, bytes);
+        if (bytes0 > 0) bulk_load(to, pool + (block0 * a.n_kv_heads + head) * kHeadBlock, bytes0, full);
+        if (bytes > bytes0) {
+          bulk_load(to + kStepBytes / 2, pool + (block1 * a.n_kv_heads + head) * kHeadBlock, bytes - bytes0, full);
+        }
+      }
+      place.next();
+    }
+  }
+}
+
+// One of the kPreparers warps. Queries, then the new key, then the new value are dealt to them in turn.
+__device__ __forceinline__ void prepare(const StepParams& p, Shared& shared, const Piece& piece, int preparer,
+                                        int lane) {
+  const AttentionParams& a = p.a;
+  Prepared& to = shared.pair;
+  for (int i = preparer * 32 + lane; i < static_cast<int>(sizeof to.q) / 16; i += kPreparers * 32) {
+    reinterpret_cast<uint4*>(to.q)[i] = make_uint4(0, 0, 0, 0);
+  }
+  named_barrier(2, kPreparers * 32);
+  const HeadLane q_norm = load_norm_weight(p.q_norm, lane);
+  const HeadLane k_norm = load_norm_weight(p.k_norm, lane);
+  Walk walk = piece.walk;
+  Place<1> place;
+  griddep_wait();
+  while (piece.has(walk)) {
+    const bool has_new = piece.end_split(walk) == walk.n_splits;
+    const int n_tasks = has_new ? a.group + 2 : a.group;
+    const float* row = p.qkv + static_cast<int64_t>(walk.seq) * (a.n_heads + 2 * a.n_kv_heads) * kHeadDim;
+    const float4 angles = p.angles[static_cast<int64_t>(walk.seq) * 32 + lane];
+    const int64_t block = a.block_tables[static_cast<int64_t>(walk.seq) * a.max_blocks + walk.last / kBlockSize];
+    const auto load = [&](int task) {
+      const int head = task < a.group    ? walk.head * a.group + task
+                       : task == a.group ? a.n_heads + walk.head
+                                         : a.n_heads + a.n_kv_heads + walk.head;
+      return load_head(row + min(head, a.n_heads + 2 * a.n_kv_heads - 1) * kHeadDim, lane);
+    };
+    const auto store = [&](int task, const HeadLane& head) {
+      if (task >= n_tasks) return;
+      if (task < a.group) {
+        const HeadWords q = norm_rope(head, q_norm, angles, p.eps);
+        uint8_t* at = to.q + task / 8 * 2048 + lane / 4 * 128 + task % 8 * 16 + lane % 4 * 4;
+        *reinterpret_cast<uint32_t*>(at) = q.low;
+        *reinterpret_cast<uint32_t*>(at + 8 * 128) = q.high;
+        return;
+      }
+      const bool is_key = task == a.group;
+      const HeadWords words = is_key
+                                  ? norm_rope(head, k_norm, angles, p.eps)
+                                  : HeadWords{head_word(head.low.x, head.low.y), head_word(head.high.x, head.high.y)};
+      uint32_t* mine = is_key ? to.key : to.value;
+      mine[lane] = words.low;
+      mine[32 + lane] = words.high;
+      uint32_t* pool =
+          reinterpret_cast<uint32_t*>((is_key ? p.k : p.v) + (block * a.n_kv_heads + walk.head) * kHeadBlock);
+      pool[kv_offset(walk.last % kBlockSize, 2 * lane) / 2] = words.low;
+      pool[kv_offset(walk.last % kBlockSize, 64 + 2 * lane) / 2] = words.high;
+    };
+    HeadLane head0 = load(preparer);
+    HeadLane head1 = load(preparer + kPreparers);
+    mbarrier_wait(shared_address(&shared.taken), place.parity ^ 1);
+    for (int task = preparer; task < n_tasks; task += 2 * kPreparers) {
+      if (task != preparer) {
+        head0 = load(task);
+        head1 = load(task + kPreparers);
+      }
+      store(task, head0);
+      store(task + kPreparers, head1);
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(shared_address(&shared.ready));
+    place.next();
+    walk.next_pair(shared, a.n_seqs, a.n_kv_heads);
+  }
+}
+
+// Merges the states of a pair's splits from the workspace, in ascending order. Warp w takes rows w, w + 4, ..; a lane 4
+// of the 128 columns.
+__device__ __forceinline__ void merge_states(const AttentionParams& a, const float* states, int n_splits, bf16* out,
+                                             int warp, int lane) {
+  constexpr int kAhead = 8;
+  const int stride = a.group * kPartialRow;
+  for (int r = warp; r < a.group; r += kWarps) {
+    const float* from = states + r * kPartialRow;
+    RowState row;
+    row.clear();
+    for (int first = 0; first < n_splits; first += kAhead) {
+      float4 o[kAhead];
+      float2 ml[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; i++) {
+        const float* state = from + static_cast<int64_t>(min(first + i, n_splits - 1)) * stride;
+        o[i] = __ldcg(reinterpret_cast<const float4*>(state + lane * 4));
+        ml[i] = __ldcg(reinterpret_cast<const float2*>(state + kHeadDim));
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; i++) {
+        if (first + i < n_splits) row.add(o[i], ml[i].x, ml[i].y);
+      }
+    }
+    row.write(out + r * kHeadDim + lane * 4);
+  }
+}
+
+__device__ __forceinline__ void consume(const StepParams& p, Shared& shared, const Piece& piece, int thread) {
+  const AttentionParams& a = p.a;
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const int row = lane / 4;         // g: the thread's rows are g and g + 8
+  const int column = lane % 4 * 2;  // 2c
+  const auto barrier = [] { named_barrier(1, kConsumers); };
+  const int matrix = lane / 8;  // of an ldmatrix.x4
+  const int matrix_row = lane % 8 * 16;
+  // Offsets of this lane's row: queries, keys of this warp, P, values of this warp.
+  const uint32_t q_lane = shared_address(shared.pair.q) + matrix % 2 * 2048 + matrix / 2 * 128 + matrix_row;
+  const uint32_t k_lane = (2 * warp + matrix / 2) * 2048 + matrix % 2 * 128 + matrix_row;
+  const uint32_t p_lane = shared_address(shared.p_words) + matrix % 2 * 1024 + matrix / 2 * 128 + matrix_row;
+  const uint32_t v_lane = matrix % 2 * 2048 + (4 * warp + matrix / 2) * 128 + matrix_row;
+  const int at0 = row * 4 + lane % 4;
+  const int at1 = at0 + 32;
+  const uint32_t ring = shared_address(shared.ring);
+
+  Walk walk = piece.walk;
+  Place<kSlots> place;
+  Place<1> pair_place;
+  griddep_wait();
+  while (piece.has(walk)) {  // one pair's splits
+    const int seq = walk.seq;
+    const int head = walk.head;
+    const int last = walk.last;
+    const int n_splits = walk.n_splits;
+    const int first_split = walk.split;
+    const int states = walk.state;
+    const int end_split = piece.end_split(walk);
+    const bool whole = first_split == 0 && end_split == n_splits;
+    const int key_row = last % kStep;  // of the new key in its step
+    const bool key_owner = warp == key_row / 16;
+    mbarrier_wait(shared_address(&shared.ready), pair_place.parity);
+    pair_place.next();
+    uint32_t q[8][4];
+#pragma unroll
+    for (int k = 0; k < 8; k++) ldmatrix_x4(q[k], q_lane + k * 256);
+
+    // The new key and value, if they are this CTA's.
+    const HeadWords key_words{shared.pair.key[lane], shared.pair.key[32 + lane]};
+    const uint32_t value_word = shared.pair.value[16 * warp + lane % 16];
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(shared_address(&shared.taken));
+
+    Running<4> running;
+    running.clear();
+    for (int split = first_split; split < end_split; split++) {
+      const int n_steps = min(last / kStep + 1 - split * kSplitSteps, kSplitSteps);
+      const bool has_last = split == n_splits - 1;
+      float s[kSplitSteps][2][4];
+#pragma unroll
+      for (int i = 0; i < kSplitSteps; i++) {
+        if (i >= n_steps) break;
+        const bool last_step = has_last && i == n_steps - 1;
+        mbarrier_wait(shared_address(&shared.full[place.slot]), place.parity);
+        if (last_step && key_owner) {
+          uint8_t* to = shared.ring[place.slot] + key_row / 8 * 2048 + lane / 4 * 128 + key_row % 8 * 16 + lane % 4 * 4;
+          *reinterpret_cast<uint32_t*>(to) = key_words.low;
+          *reinterpret_cast<uint32_t*>(to + 8 * 128) = key_words.high;
+          fence_to_copy_engine();  // before the slot is filled again
+        }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[i][0][j] = s[i][1][j] = 0.0f;
+        const uint32_t from = ring + place.slot * kStepBytes + k_lane;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+          uint32_t b[4];
+          ldmatrix_x4(b, from + k * 256);
+          mma_bf16(s[i][0], q[k], b[0], b[1]);
+          mma_bf16(s[i][1], q[k], b[2], b[3]);
+        }
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.slot]));
+        place.next();
+        const int limit = last_step ? key_row : kStep;
+        mask_tile(s[i][0], warp * 16 + column, limit, limit);
+        mask_tile(s[i][1], warp * 16 + column + 8, limit, limit);
+        const float top0 = quad_max(fmaxf(fmaxf(s[i][0][0], s[i][0][1]), fmaxf(s[i][1][0], s[i][1][1])));
+        const float top1 = quad_max(fmaxf(fmaxf(s[i][0][2], s[i][0][3]), fmaxf(s[i][1][2], s[i][1][3])));
+        if (column == 0) {
+          reinterpret_cast<float*>(&shared.top[i][row])[warp] = top0;
+          reinterpret_cast<float*>(&shared.top[i][row + 8])[warp] = top1;
+        }
+      }
+      barrier();
+
+      float m[2] = {-__builtin_inff(), -__builtin_inff()};
+      float l[2] = {0.0f, 0.0f};
+      float alpha[kSplitSteps][2];
+#pragma unroll
+      for (int i = 0; i < kSplitSteps; i++) {
+        if (i >= n_steps) break;
+        const float4 t0 = shared.top[i][row];
+        const float4 t1 = shared.top[i][row + 8];
+        const float m0 = fmaxf(m[0], __fmul_rn(fmaxf(fmaxf(t0.x, t0.y), fmaxf(t0.z, t0.w)), a.scale));
+        const float m1 = fmaxf(m[1], __fmul_rn(fmaxf(fmaxf(t1.x, t1.y), fmaxf(t1.z, t1.w)), a.scale));
+        const float shift0 = finite_shift(m0);
+        const float shift1 = finite_shift(m1);
+        alpha[i][0] = exp2_approx(__fsub_rn(m[0], shift0));
+        alpha[i][1] = exp2_approx(__fsub_rn(m[1], shift1));
+        m[0] = m0;
+        m[1] = m1;
+        exponentiate(s[i][0], s[i][1], a.scale, shift0, shift1, alpha[i][0], alpha[i][1], l[0], l[1]);
+        uint32_t words[4];
+        pack_fragment(s[i][0], s[i][1], words);
+        // P as core matrices [row group][key chunk]: words 0, 2 row g of chunks 2w, 2w + 1; 1, 3 row g + 8.
+        uint32_t* to = shared.p_words[i] + warp * 64 + lane;
+        to[0] = words[0];
+        to[256] = words[1];
+        to[32] = words[2];
+        to[256 + 32] = words[3];
+      }
+      shared.l[warp][at0] = l[0];
+      shared.l[warp][at1] = l[1];
+      barrier();
+
+      float o[4][4] = {};
+#pragma unroll
+      for (int i = 0; i < kSplitSteps; i++) {
+        if (i >= n_steps) break;
+        const bool last_step = has_last && i == n_steps - 1;
+        rescale(o, alpha[i]);
+        mbarrier_wait(shared_address(&shared.full[place.slot]), place.parity);
+        if (last_step) {
+          // The new value, and zeros behind it up to the end of its 16 keys: P is 0 there, and stale memory may be NaN.
+          uint8_t* slot = shared.ring[place.slot];
+          if (lane < 16) {
+            *reinterpret_cast<uint32_t*>(slot + key_row / 8 * 2048 + (4 * warp + lane / 4) * 128 + key_row % 8 * 16 +
+                                         lane % 4 * 4) = value_word;
+          }
+          for (int piece = lane; piece < (15 - key_row % 16) * 4; piece += 32) {
+            const int r = key_row + 1 + piece / 4;
+            *reinterpret_cast<uint4*>(slot + r / 8 * 2048 + (4 * warp + piece % 4) * 128 + r % 8 * 16) =
+                make_uint4(0, 0, 0, 0);
+          }
+          fence_to_copy_engine();
+        }
+        __syncwarp();
+        const int n_groups = last_step ? key_row / 16 + 1 : kStep / 16;
+        const uint32_t from = ring + place.slot * kStepBytes + v_lane;
+#pragma unroll
+        for (int t = 0; t < kStep / 16; t++) {
+          if (t >= n_groups) break;
+          uint32_t pa[4];
+          ldmatrix_x4(pa, p_lane + i * 2048 + t * 256);
+#pragma unroll
+          for (int pair = 0; pair < 2; pair++) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, from + t * 4096 + pair * 256);
+            mma_bf16(o[2 * pair], pa, b[0], b[1]);
+            mma_bf16(o[2 * pair + 1], pa, b[2], b[3]);
+          }
+        }
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.slot]));
+        place.next();
+      }
+      const float l0 = quad_sum(shared.l[0][at0], shared.l[1][at0], shared.l[2][at0], shared.l[3][at0]);
+      const float l1 = quad_sum(shared.l[0][at1], shared.l[1][at1], shared.l[2][at1], shared.l[3][at1]);
+      if (whole) {
+        running.add(o, m, l0, l1);
+        continue;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int r = row + half * 8;
+        if (r >= a.group) continue;
+        float* to = a.partials + (static_cast<int64_t>(states + split) * a.group + r) * kPartialRow;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          *reinterpret_cast<float2*>(to + warp * 32 + column + j * 8) = make_float2(o[j][2 * half], o[j][2 * half + 1]);
+        }
+        if (warp == 0 && column == 0) {
+          *reinterpret_cast<float2*>(to + kHeadDim) = make_float2(m[half], half == 0 ? l0 : l1);
+        }
+      }
+    }
+
+    bf16* out = a.out + (static_cast<int64_t>(seq) * a.n_heads + head * a.group) * kHeadDim;
+    if (whole) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int r = row + half * 8;
+        if (r >= a.group) continue;
+        const float inverse = __fdiv_rn(1.0f, running.l[half]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          *reinterpret_cast<uint32_t*>(out + r * kHeadDim + warp * 32 + column + j * 8) =
+              pack_bf16(finish(running.o[j][2 * half], inverse), finish(running.o[j][2 * half + 1], inverse));
+        }
+      }
+    } else {
+      // Who comes last changes nothing about the result.
+      __threadfence();
+      barrier();
+      int32_t* counter = a.counters + seq * a.n_kv_heads + head;
+      if (thread == 0) {
+        const int n = end_split - first_split;
+        shared.last_cta = atomicAdd(counter, n) + n == n_splits ? 1 : 0;
+      }
+      barrier();
+      if (shared.last_cta != 0) {
+        __threadfence();
+        if (thread == 0) *counter = 0;  // ready for the next launch
+        merge_states(a, a.partials + static_cast<int64_t>(states) * a.group * kPartialRow, n_splits, out, warp, lane);
+      }
+    }
+    walk.split = end_split - 1;
+    walk.next(shared, a.n_seqs, a.n_kv_heads);
+  }
+}
+#endif
+
+__global__ void __launch_bounds__(kThreads, kCtasPerSm) attention_step_kernel(const StepParams p) {
+#if QWEN3_SM90A
+  extern __shared__ __align__(128) uint8_t memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    for (int i = 0; i < kSlots; i++) {
+      mbarrier_init(shared_address(&shared.full[i]), 1);
+      mbarrier_init(shared_address(&shared.empty[i]), kWarps);
+    }
+    mbarrier_init(shared_address(&shared.ready), kPreparers);
+    mbarrier_init(shared_address(&shared.taken), kWarps);
+    fence_mbarrier_init();
+  }
+  griddep_launch();
+  const Piece piece = find_piece(p, shared, thread);  // a barrier for all, too
+  if (thread >= kConsumers) {
+    fewer_registers<kFeederRegisters>();
+    const int warp = thread / 32 - kWarps;
+    if (warp == kPreparers) {
+      produce(p, shared, piece, thread % 32);
+    } else {
+      prepare(p, shared, piece, warp, thread % 32);
+    }
+  } else {
+    more_registers<kConsumerRegisters>();
+    consume(p, shared, piece, thread);
+  }
+#endif
+}
+
+}  // namespace
+
+void attention_step_stream(const StepParams& p, const Context& ctx) {
+  configure<attention_step_kernel>(sizeof(Shared));
+  const int most_splits = p.a.n_seqs * p.a.n_kv_heads * p.a.max_splits;
+  const int n_ctas = most_splits <= ctx.sm_count ? most_splits : kCtasPerSm * ctx.sm_count;
+  launch("launching attention_step", attention_step_kernel,
+         {dim3(static_cast<unsigned>(n_ctas)), dim3(kThreads), sizeof(Shared)}, ctx, p);
+}
+
+}  // namespace qwen3::cuda
