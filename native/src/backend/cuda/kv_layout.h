@@ -1,5 +1,5 @@
-// Where a key's and a value's elements lie inside a KV block on the GPU: known to qk_norm_rope, which writes them, to
-// attention, which reads them, and to their tests.
+// Where a key's and a value's elements lie inside a KV block on the GPU: known to qk_norm_rope and attention_step,
+// which write them, to attention, which reads them, and to their tests.
 //
 // Block b, head h of k and of v each own kHeadBlock consecutive bf16 (8 KB) at (b * n_kv_heads + h) * kHeadBlock, laid
 // out as core matrices of 8 tokens x 8 elements (8 rows of 16 bytes = 128 bytes):

@@ -1,6 +1,8 @@
-// Per-head RMSNorm and RoPE of q and k, and the one place that writes the KV blocks (layout: kv_layout.h).
+// Per-head RMSNorm and RoPE of q and k, written to the KV blocks with v (layout: kv_layout.h).
 //
 // A warp takes a few neighbouring heads of one token: one for small batches, kManyHeads for large ones (head_norm.cuh).
+// Decode steps on Hopper do this inside attention_step.cu. Bound by reading qkv; see
+// native/bench/cuda_attention_bench.cu.
 #include "backend/cuda/head_norm.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/kv_layout.h"
