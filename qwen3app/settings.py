@@ -21,6 +21,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_MODEL = Path("models/qwen3-8b")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 _GIB = 1 << 30
 
 
@@ -92,6 +93,8 @@ class ServeSettings:
     api_key: str | None = None
     open_metrics: bool = False
     thinking: bool = True
+    thinking_budget: int | None = None  # tokens; None: no limit
+    reasoning_fields: tuple[str, ...] = REASONING_FIELDS
     drain_seconds: float = 30.0
     max_body_mb: float = 16.0
 
@@ -116,6 +119,8 @@ class ServeSettings:
             api_key=key,
             open_metrics=args.open_metrics,
             thinking=args.thinking,
+            thinking_budget=args.thinking_budget,
+            reasoning_fields=REASONING_FIELDS if args.reasoning_field == "both" else (args.reasoning_field,),
             drain_seconds=args.drain_seconds,
             max_body_mb=args.max_body_mb,
         )
@@ -250,6 +255,19 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         dest="thinking",
         action="store_false",
         help="thinking is off unless a request turns it on (enable_thinking: true)",
+    )
+    group.add_argument(
+        "--thinking-budget",
+        type=_integer(1, 1 << 40),
+        metavar="TOKENS",
+        help="a thought that gets this long is closed and answered, unless the request has a budget of its own "
+        "(default: no limit)",
+    )
+    group.add_argument(
+        "--reasoning-field",
+        choices=("both", *REASONING_FIELDS),
+        default="both",
+        help="under which name replies carry thoughts (default: both)",
     )
     group.add_argument(
         "--drain-seconds",

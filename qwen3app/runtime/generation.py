@@ -10,6 +10,8 @@ stream. A choice is an (engine request, sample) pair; several prompts are severa
 Rules
 - The text of the id that ends a choice (EOS, stop_token_ids) is never shown, nor listed among its tokens, but it
   counts in completion_tokens, as the engine counts it.
+- A thought that has used its budget (params.thinking_budget) is closed by tokens that the runtime puts in; the engine
+  goes on behind them in a request of its own. To a reader they are tokens like others, with log-probability 0.
 - With stop strings, tokens are looked at one by one, so that usage does not depend on how they arrived.
 - After the last visible delta the iterator still waits for the engine's FINISHED events (at most one step), so that
   usage and timings are complete when it ends.
@@ -29,6 +31,7 @@ from qwen3app.text.output import OutputStream
 if TYPE_CHECKING:
     from qwen3app.runtime.observations import Observations
     from qwen3app.runtime.params import GenerationParams
+    from qwen3app.runtime.thought_budget import ThoughtBudget
 
 _TOKEN = int(EventKind.TOKEN)
 _FINISHED = int(EventKind.FINISHED)
@@ -84,11 +87,14 @@ class _Choice:
     """State of one sample."""
 
     __slots__ = (
+        "budget",
+        "cut_event",
         "finish_event",
         "finish_reason",
         "generation",
         "index",
         "last_ns",
+        "n_earlier",
         "n_tokens",
         "output",
         "pending",
@@ -104,9 +110,12 @@ class _Choice:
         self.sample = sample
         self.output = output
         self.pending: list[Event] = []
-        self.tops: dict[int, Sequence[tuple[int, float]]] = {}  # output index -> alternatives
+        self.tops: dict[tuple[int, int], Sequence[tuple[int, float]]] = {}  # (request, output index) -> alternatives
         self.finish_reason: str | None = None  # set when the reader has been told
         self.finish_event: Event | None = None
+        self.budget: ThoughtBudget | None = None  # while the thought may have to be closed
+        self.n_earlier = 0  # output tokens before `request`: a closed thought with its closing words
+        self.cut_event: Event | None = None  # FINISHED of the request whose thought was closed
         self.n_tokens = 0
         self.last_ns = 0
 
@@ -211,7 +220,8 @@ class Generation:
         """So far; cached_tokens is known once a prompt's first choice has finished."""
         cached = 0
         for first in range(0, self.n_choices, self.params.n):
-            event = self._choices[first].finish_event
+            choice = self._choices[first]
+            event = choice.cut_event if choice.n_earlier else choice.finish_event
             cached += event[13] if event is not None else 0
         return Usage(
             prompt_tokens=sum(map(len, self.prompts)),
@@ -223,7 +233,8 @@ class Generation:
     @property
     def timings(self) -> Timings:
         """From the FINISHED events that have come."""
-        events = [choice.finish_event for choice in self._choices if choice.finish_event is not None]
+        ends = [(choice.cut_event, choice.finish_event) for choice in self._choices]
+        events = [event for both in ends for event in both if event is not None and event[15]]
         if not events:
             return Timings()
         queued = min(event[15] for event in events)
@@ -264,6 +275,13 @@ class Generation:
         self._n_open -= 1
         return self._n_open == 0
 
+    def _post_cut(self, choice: _Choice, event: Event) -> bool:
+        """As _post_finished, for the request that a closed thought has ended; a reader does not see it."""
+        choice.cut_event = event
+        self._n_open -= 1
+        self._notify()
+        return self._n_open == 0
+
     def _fail(self, error: AppError) -> None:
         """The engine is gone: no further events will come."""
         self.error = error
@@ -295,9 +313,10 @@ class Generation:
         for event in pending:
             if event[2] == _TOKEN:
                 now = event[11]
-                if choice.last_ns:
-                    self._inter_token.observe((now - choice.last_ns) * 1e-9)
-                choice.last_ns = now
+                if now:  # 0: closing words, which took no time
+                    if choice.last_ns:
+                        self._inter_token.observe((now - choice.last_ns) * 1e-9)
+                    choice.last_ns = now
                 choice.n_tokens += 1
                 token = event[4]
                 if token in stop_ids:
@@ -305,7 +324,7 @@ class Generation:
                         matched = token
                     continue
                 if infos is not None:
-                    infos.append(TokenInfo(token, event[5], choice.tops.pop(event[10], ())))
+                    infos.append(TokenInfo(token, event[5], choice.tops.pop((event[0], event[10]), ())))
                 if not self._one_by_one:
                     ids.append(token)
                     continue

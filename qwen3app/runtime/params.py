@@ -51,6 +51,7 @@ class GenerationParams:
     skip_special: bool = True  # control tokens are not shown
     priority: int = 0  # lower runs first
     cache_salt: str = ""
+    thinking_budget: int | None = None  # tokens of a thought, then it is closed; only with split_reasoning
     return_tokens: bool = False  # deltas carry their tokens even without logprobs
 
 
@@ -93,6 +94,7 @@ def check_params(params: GenerationParams, n_token_ids: int) -> None:
         raise RequestError(
             f"min_tokens must not exceed max_tokens ({params.max_tokens}), got {params.min_tokens}.", "min_tokens"
         )
+    _integers("thinking_budget", params.thinking_budget, 0, None)
     _integers("n", params.n, 1, MAX_SAMPLES)
     _integers("top_logprobs", params.top_logprobs, 0, MAX_TOP_LOGPROBS)
     _integers("priority", params.priority, -_INT32_MAX, _INT32_MAX)

@@ -11,16 +11,19 @@ submits on that thread too, so that an event can never arrive before its choice 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from qwen3app.abi.types import EngineRequest, EventBatch, EventKind, FinishCode
+from qwen3app.abi.types import EngineRequest, Event, EventBatch, EventKind, FinishCode
 from qwen3app.errors import AppError, ContextLengthError, EngineError, GenerationError, RequestError, Status
 from qwen3app.runtime.generation import Generation, _Choice
 from qwen3app.runtime.loaded_model import LoadedModel
 from qwen3app.runtime.observations import Observations
 from qwen3app.runtime.params import GenerationParams, check_params, with_defaults
+from qwen3app.runtime.thought_budget import ThoughtBudget
 from qwen3app.text.output import OutputStream
 
 # How long a poll blocks: bounds the time that `stop` waits for the thread, and costs ten wake-ups a second when idle.
@@ -31,8 +34,12 @@ _CANCEL_SECONDS = 5.0
 _MAX_CHOICES = 4096
 _SAMPLE_BITS = 7  # qwen3_request.n is at most 128
 _INT32_MAX = 2**31 - 1
+_UINT64_MASK = 2**64 - 1
+# Between two tries to continue a sample whose thought was closed, while the engine's queue is full.
+_RETRY_SECONDS = 0.02
 _TOKEN = int(EventKind.TOKEN)
 _PROMPT_TOKEN = int(EventKind.PROMPT_TOKEN)
+_FINISHED = int(EventKind.FINISHED)
 
 
 class Runtime:
@@ -165,6 +172,9 @@ class Runtime:
             self._cancel,
             self.observations,
         )
+        if split_reasoning and params.thinking_budget is not None:
+            for choice in generation._choices:
+                choice.budget = ThoughtBudget(tokenizer, params.thinking_budget, thinking)
         submitted: list[int] = []
         try:
             for i, prompt in enumerate(prompts):
@@ -279,24 +289,103 @@ class Runtime:
             generation = choice.generation
             kind = event[2]
             if kind == _TOKEN:
+                if event[0] != choice.request:
+                    continue  # what the engine said behind a closed thought
                 if event[6]:
-                    choice.tops[event[10]] = batch.logprobs[event[7] : event[7] + event[6]]
+                    choice.tops[event[0], event[10]] = batch.logprobs[event[7] : event[7] + event[6]]
             elif kind == _PROMPT_TOKEN:
                 generation._post_prompt_token(choice, event, batch.logprobs[event[7] : event[7] + event[6]])
                 continue
             else:
                 del routes[key]
                 failed = failed or event[8] == FinishCode.ERROR
+                if event[0] != choice.request:
+                    if generation._post_cut(choice, event):
+                        self._ended(generation)
+                    continue
                 if generation._post_finished(choice, event):
                     self._ended(generation)
             if not choice.pending:
                 generation._ready.append(choice)
             choice.pending.append(event)
+            if kind == _TOKEN and choice.budget is not None and event[4] not in generation._stop_ids:
+                self._count_thought(choice, event)
             waiter = generation._waiter
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         if failed and self._stats_failed():
             self._engine_failed("The engine's device failed.")
+
+    # -------------------------------------------------------------------------------------------------- closed thoughts
+
+    def _count_thought(self, choice: _Choice, event: Event) -> None:
+        """A token of a choice with a budget. A thought that has used it is closed: the engine's sample ends here, the
+        closing words follow as if it had said them, and a new request continues behind them, mostly from the prefix
+        cache. Its seed and positions are those that the sample had, so equal requests stay equal. Without room for the
+        closing words and one token of answer the thought goes on to its limit instead."""
+        generation, budget = choice.generation, choice.budget
+        assert budget is not None
+        if not budget.push(event[4]):
+            if budget.settled:
+                choice.budget = None
+            return
+        choice.budget = None
+        closing = budget.closing()
+        n_earlier = len(budget.ids) + len(closing)
+        prompt = generation.prompts[choice.index // generation.params.n]
+        max_tokens = generation.params.max_tokens
+        if max_tokens is not None and n_earlier >= max_tokens:
+            return
+        if len(prompt) + n_earlier >= self.model.info.max_context:
+            return
+        self._cancel(choice.request, choice.sample)
+        generation._n_open += 1  # the sample's FINISHED is still to come
+        for token in closing:
+            choice.pending.append((*event[:4], token, 0.0, 0, *event[7:10], -1, 0, *event[12:]))
+        choice.request, choice.n_earlier = 0, n_earlier
+        self._continue(choice, self._continuation(choice, [*prompt, *budget.ids, *closing]))
+
+    def _continuation(self, choice: _Choice, prompt: list[int]) -> EngineRequest:
+        """What is left of a choice's request behind `prompt`. It goes before others: its slot has just become free."""
+        params = choice.generation.params
+        assert params.seed is not None
+        left = replace(
+            params,
+            n=1,
+            max_tokens=None if params.max_tokens is None else params.max_tokens - choice.n_earlier,
+            min_tokens=max(params.min_tokens - choice.n_earlier, 0),
+            seed=(params.seed + choice.sample) & _UINT64_MASK,
+            priority=max(params.priority - 1, -_INT32_MAX),
+            prompt_logprobs=False,
+        )
+        return self._engine_request(prompt, left)
+
+    def _continue(self, choice: _Choice, request: EngineRequest) -> None:
+        """Submits a continuation; again and again while the queue is full."""
+        assert self._loop is not None
+        if self.failure is not None:
+            return  # the reader has been told
+        if choice.generation._cancelled:
+            return self._end(choice, FinishCode.CANCELLED)
+        try:
+            choice.request = self._engine.submit(request)
+        except EngineError as error:
+            if error.status == Status.QUEUE_FULL:
+                self._loop.call_later(_RETRY_SECONDS, self._continue, choice, request)
+            elif error.status == Status.DEVICE_ERROR:
+                self._engine_failed(str(error))
+            else:
+                self._end(choice, FinishCode.ERROR)
+            return
+        choice.sample = 0
+        self._routes[choice.request << _SAMPLE_BITS] = choice
+
+    def _end(self, choice: _Choice, reason: FinishCode) -> None:
+        """Ends a choice that the engine does not hold. Its event has no times."""
+        head = (choice.request, 0, _FINISHED, choice.sample, -1, math.nan, 0, 0, int(reason))
+        event: Event = (*head, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._routes[choice.request << _SAMPLE_BITS | choice.sample] = choice
+        self._deliver(EventBatch([event], []))
 
     def _stats_failed(self) -> bool:
         try:
@@ -327,11 +416,12 @@ class Runtime:
         for choice in generation._choices:
             event = choice.finish_event
             assert event is not None
-            n_generated = event[14]
+            n_generated = choice.n_earlier + event[14]
             longest = max(longest, n_generated)
             seen.generation_tokens.observe(n_generated)
-            if n_generated > 1 and event[17]:
-                seen.time_per_output_token.observe((event[11] - event[17]) * 1e-9 / (n_generated - 1))
+            first = choice.cut_event[17] if choice.cut_event is not None else event[17]
+            if n_generated > 1 and 0 < first < event[11]:
+                seen.time_per_output_token.observe((event[11] - first) * 1e-9 / (n_generated - 1))
             reason = choice.finish_reason or _FINISHED_REASON.get(event[8], "error")
             seen.finished[reason] += 1
         seen.max_generation_tokens.observe(longest)

@@ -1,13 +1,16 @@
 """POST /v1/chat/completions.
 
 Owns: the shape of chat replies and chunks. The handler only strings the parts together: body -> checks -> template ->
-runtime -> reply. Reasoning is written as `reasoning_content` and as `reasoning`, since clients look for either.
+runtime -> reply. Reasoning is written as `reasoning_content` and as `reasoning`, since clients look for either
+(--reasoning-field picks one).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request, post
@@ -30,12 +33,13 @@ from qwen3app.server.requests import (
     read_body,
     refuse_unsupported,
     sampling_params,
-    thinking_kwargs,
 )
 from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all
+from qwen3app.server.thinking import thinking_of
 
 if TYPE_CHECKING:
     from qwen3app.server.state import ServerState
+    from qwen3app.text.template import RenderedPrompt
     from qwen3app.text.tokenizer import Tokenizer
 
 # Rendering and tokenizing a prompt of this many characters takes about 1 ms; longer ones must not hold the event loop.
@@ -51,26 +55,27 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
     model, runtime = state.ready()
     state.check_model(body.model)
     refuse_unsupported(body)
-    params = chat_params(body)
-    kwargs = thinking_kwargs(
-        body.chat_template_kwargs, body.enable_thinking, body.reasoning_effort, state.settings.thinking
-    )
+    thinking = thinking_of(body, state.settings)
+    params = replace(chat_params(body), thinking_budget=thinking.budget)
 
-    def render() -> Any:
-        return model.template.render(
+    def render() -> RenderedPrompt:
+        prompt = model.template.render(
             body.messages,
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             continue_final_message=bool(body.continue_final_message),
-            template_kwargs=kwargs,
+            template_kwargs=thinking.template_kwargs,
         )
+        return model.template.without_thought(prompt) if thinking.budget == 0 else prompt
 
     long = len(await request.body()) > INLINE_CHARACTERS
     prompt = await asyncio.to_thread(render) if long else render()
     generation = runtime.generate(prompt.ids, params, thinking=prompt.thinking, split_reasoning=True, param="messages")
     record.generation = generation
+    fields = state.settings.reasoning_fields if thinking.shown else ()
     if body.stream:
-        return EventStream(generation, ChatChunks(state.model_name, body, generation, model.tokenizer), state.heartbeat)
-    reply = ChatReply(generation, model.tokenizer)
+        chunks = ChatChunks(state.model_name, body, generation, model.tokenizer, fields)
+        return EventStream(generation, chunks, state.heartbeat)
+    reply = ChatReply(generation, model.tokenizer, fields)
     await read_all(generation, request.receive, reply.take)
     return JsonReply(to_json(reply.finish(state.model_name, body)))
 
@@ -104,8 +109,18 @@ def chat_params(body: ChatBody) -> GenerationParams:
 class ChatChunks:
     """Deltas as chat.completion.chunk events. Everything but the delta is made once per request."""
 
-    def __init__(self, model_name: str, body: ChatBody, generation: Generation, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        body: ChatBody,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        reasoning_fields: Sequence[str],
+    ) -> None:
+        """reasoning_fields: the names under which a thought is shown; none: it is not."""
         self._generation = generation
+        self._reasoning = b",".join([b'"%s":%%b' % name.encode() for name in reasoning_fields])
+        self._n_reasoning = len(reasoning_fields)
         self._tokenizer = tokenizer
         self._logprobs = bool(body.logprobs)
         self._n_top = body.top_logprobs or 0
@@ -133,6 +148,10 @@ class ChatChunks:
         choice, content, reasoning, _, finish_reason, _ = delta
         if finish_reason == "error":
             finish_reason = None  # the error event that follows says it
+        if reasoning and not self._n_reasoning:
+            delta, reasoning = delta._replace(reasoning=""), ""
+            if not (content or delta.tokens or finish_reason):
+                return b""
         if self._plain and finish_reason is None and self._begun[choice] and not reasoning:
             if not content:
                 return b""
@@ -153,8 +172,7 @@ class ChatChunks:
             self._begun[choice] = True
             fields.append(b'"role":"assistant"')
         if reasoning:
-            text = to_json(reasoning)
-            fields.append(b'"reasoning_content":%s,"reasoning":%s' % (text, text))
+            fields.append(self._reasoning % ((to_json(reasoning),) * self._n_reasoning))
         if content or not fields:
             fields.append(b'"content":%s' % to_json(content))
         tail = [b'},"logprobs":']
@@ -183,9 +201,11 @@ class ChatChunks:
 class ChatReply:
     """Deltas gathered into one chat.completion."""
 
-    def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
+    def __init__(self, generation: Generation, tokenizer: Tokenizer, reasoning_fields: Sequence[str]) -> None:
+        """reasoning_fields: as ChatChunks."""
         self._generation = generation
         self._tokenizer = tokenizer
+        self._reasoning_fields = reasoning_fields
         self._deltas: list[list[ChoiceDelta]] = [[] for _ in range(generation.n_choices)]
 
     def take(self, deltas: list[ChoiceDelta]) -> None:
@@ -221,8 +241,7 @@ class ChatReply:
             "role": "assistant",
             "content": content if content or reasoning is None else None,
             "refusal": None,
-            "reasoning_content": reasoning,
-            "reasoning": reasoning,
+            **dict.fromkeys(self._reasoning_fields, reasoning),
         }
         tokens = [info for delta in deltas for info in delta.tokens or ()]
         logprobs = None

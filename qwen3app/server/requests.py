@@ -79,6 +79,11 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
+    reasoning: Any = None
+    thinking: Any = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    include_reasoning: bool | None = None  # null: yes
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
@@ -105,6 +110,12 @@ class TokenizeBody(msgspec.Struct):
     continue_final_message: bool | None = None  # null: no
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning: Any = None
+    thinking: Any = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    include_reasoning: bool | None = None  # ignored
     add_special_tokens: bool | None = None  # ignored: Qwen3's tokenizer adds none
     return_token_strs: bool | None = None
 
@@ -256,22 +267,3 @@ def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
             raise RequestError(f"logit_bias has the key {key[:50]!r}; keys are token ids.", "logit_bias")
         result[int(key)] = value
     return result
-
-
-def thinking_kwargs(
-    template_kwargs: dict[str, Any] | None,
-    enable_thinking: bool | None,
-    reasoning_effort: str | None,
-    default: bool,
-) -> dict[str, Any]:
-    """Variables for the chat template. Who decides on thinking, first one wins: chat_template_kwargs,
-    enable_thinking, reasoning_effort "none", the server's --no-think, the template's own default."""
-    kwargs = dict(template_kwargs or {})
-    if "enable_thinking" not in kwargs:
-        if enable_thinking is not None:
-            kwargs["enable_thinking"] = enable_thinking
-        elif reasoning_effort is not None:
-            kwargs["enable_thinking"] = reasoning_effort != "none"
-        elif not default:
-            kwargs["enable_thinking"] = False
-    return kwargs

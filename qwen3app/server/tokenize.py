@@ -10,8 +10,9 @@ from litestar import Request, post
 from qwen3app.errors import RequestError
 from qwen3app.server.chat_completions import INLINE_CHARACTERS
 from qwen3app.server.replies import to_json
-from qwen3app.server.requests import DetokenizeBody, TokenizeBody, read_body, thinking_kwargs
+from qwen3app.server.requests import DetokenizeBody, TokenizeBody, read_body
 from qwen3app.server.sse import JsonReply, Reply
+from qwen3app.server.thinking import thinking_of
 
 if TYPE_CHECKING:
     from qwen3app.server.state import ServerState
@@ -26,18 +27,19 @@ async def tokenize(request: Request[Any, Any, Any]) -> Reply:
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages.", "prompt")
-    kwargs = thinking_kwargs(body.chat_template_kwargs, body.enable_thinking, None, state.settings.thinking)
+    thinking = thinking_of(body, state.settings)
 
     def encode() -> list[int]:
         if body.prompt is not None:
             return model.tokenizer.encode_raw(body.prompt)
-        return model.template.render(
+        prompt = model.template.render(
             body.messages,
             tools=body.tools,
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             continue_final_message=bool(body.continue_final_message),
-            template_kwargs=kwargs,
-        ).ids
+            template_kwargs=thinking.template_kwargs,
+        )
+        return (model.template.without_thought(prompt) if thinking.budget == 0 else prompt).ids
 
     long = len(await request.body()) > INLINE_CHARACTERS
     tokens = await asyncio.to_thread(encode) if long else encode()

@@ -25,6 +25,11 @@ class Detokenizer:
         self._piece = tokenizer.pieces(skip_special=skip_special).__getitem__
         self._tail = b""
 
+    @property
+    def in_character(self) -> bool:
+        """The last token has left a character unfinished."""
+        return bool(self._tail)
+
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids make certain."""
         data = self._piece(ids[0]) if len(ids) == 1 else b"".join(map(self._piece, ids))

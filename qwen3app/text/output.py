@@ -62,6 +62,21 @@ class OutputStream:
         """The stop string that matched."""
         return None if self._stop is None else self._stop.matched
 
+    @property
+    def in_thought(self) -> bool:
+        """The next token belongs to a thought."""
+        return self._splitter is not None and self._splitter.in_thought
+
+    @property
+    def answering(self) -> bool:
+        """No think tag can change anything any more."""
+        return self._splitter is None or self._splitter.answering
+
+    @property
+    def in_character(self) -> bool:
+        """The last token has left a character unfinished."""
+        return self._detokenizer.in_character
+
     def push(self, ids: Sequence[int]) -> Delta:
         """What these ids make certain."""
         splitter, reasoning = self._splitter, ""

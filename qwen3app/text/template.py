@@ -246,6 +246,13 @@ class ChatTemplate:
             return self._encode(self._continued({**variables, "add_generation_prompt": False}))
         return self._encode(self._render(variables))
 
+    def without_thought(self, prompt: RenderedPrompt) -> RenderedPrompt:
+        """The prompt with the thought that it leaves open closed, as the official template writes an empty one."""
+        if not prompt.thinking:
+            return prompt
+        closing = f"\n{THINK_CLOSE}\n\n"
+        return RenderedPrompt([*prompt.ids, *self._tokenizer.encode_raw(closing)], prompt.text + closing, False)
+
     def _continued(self, variables: dict[str, Any]) -> str:
         """Rendered and cut right behind the text of the last message."""
         *earlier, last = variables["messages"]
