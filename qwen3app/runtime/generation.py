@@ -250,6 +250,12 @@ class Generation:
         )
 
     @property
+    def tokens_per_second(self) -> float | None:
+        """Of all choices together, from the first token on; None where there is no second one."""
+        n_tokens, seconds = self.usage.completion_tokens - self.n_choices, self.timings.decode
+        return n_tokens / seconds if seconds and n_tokens > 0 else None
+
+    @property
     def finish_reasons(self) -> list[str | None]:
         """By choice; None while it runs."""
         return [choice.finish_reason for choice in self._choices]

@@ -164,9 +164,7 @@ class AccessLog:
                 completion_tokens=usage.completion_tokens,
                 queue_seconds=_rounded(timings.queue),
                 ttft_seconds=_rounded(timings.time_to_first_token),
-                tokens_per_second=round((usage.completion_tokens - generation.n_choices) / timings.decode, 2)
-                if timings.decode and usage.completion_tokens > generation.n_choices
-                else None,
+                tokens_per_second=_rounded(generation.tokens_per_second),
                 finish_reason=",".join(sorted({reason or missing for reason in generation.finish_reasons})),
             )
         quiet = generation is None and status < 400

@@ -25,6 +25,7 @@ from qwen3app.server.replies import (
     continuous_usage,
     new_id,
     prompt_logprobs_object,
+    timings_object,
     to_json,
     usage_object,
 )
@@ -195,7 +196,8 @@ class ChatChunks:
     def end(self) -> bytes:
         if not self._usage:
             return b""
-        return self._head + b',"choices":[],"usage":%s}\n\n' % to_json(usage_object(self._generation.usage))
+        usage, timings = usage_object(self._generation.usage), timings_object(self._generation)
+        return self._head + b',"choices":[],"usage":%s,"timings":%s}\n\n' % (to_json(usage), to_json(timings))
 
 
 class ChatReply:
@@ -222,6 +224,7 @@ class ChatReply:
             "model": model_name,
             "choices": [self._choice(i, deltas, body) for i, deltas in enumerate(self._deltas)],
             "usage": usage_object(generation.usage),
+            "timings": timings_object(generation),
             "system_fingerprint": None,
         }
         if body.prompt_logprobs is not None:

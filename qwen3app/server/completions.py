@@ -23,6 +23,7 @@ from qwen3app.server.replies import (
     continuous_usage,
     new_id,
     prompt_logprobs_object,
+    timings_object,
     to_json,
     usage_object,
 )
@@ -226,8 +227,9 @@ class CompletionChunks:
     def end(self) -> bytes:
         if not self._usage:
             return b""
-        usage = usage_object(self._shape.generation.usage)
-        return self._head + b',"choices":[],"usage":%s}\n\n' % to_json(usage)
+        generation = self._shape.generation
+        usage, timings = usage_object(generation.usage), timings_object(generation)
+        return self._head + b',"choices":[],"usage":%s,"timings":%s}\n\n' % (to_json(usage), to_json(timings))
 
 
 class CompletionReply:
@@ -245,7 +247,12 @@ class CompletionReply:
         """The reply."""
         shape = self._shape
         choices = [self._choice(i, deltas) for i, deltas in enumerate(self._deltas)]
-        return {**shape.head, "choices": choices, "usage": usage_object(shape.generation.usage)}
+        return {
+            **shape.head,
+            "choices": choices,
+            "usage": usage_object(shape.generation.usage),
+            "timings": timings_object(shape.generation),
+        }
 
     def _choice(self, index: int, deltas: list[ChoiceDelta]) -> dict[str, Any]:
         shape = self._shape

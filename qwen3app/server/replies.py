@@ -35,6 +35,27 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
+def timings_object(generation: Generation) -> dict[str, Any]:
+    """How long it took, by the engine's clock, under llama.cpp's names. null: did not happen. prompt_n: tokens that
+    were computed, those of the cache not among them; predicted_ms: from the first token on."""
+    usage, timings = generation.usage, generation.timings
+    n_computed = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "queue_ms": _milliseconds(timings.queue),
+        "cache_n": usage.cached_tokens,
+        "prompt_n": n_computed,
+        "prompt_ms": _milliseconds(timings.prefill),
+        "prompt_per_second": round(n_computed / timings.prefill, 2) if timings.prefill else None,
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": _milliseconds(timings.decode),
+        "predicted_per_second": round(rate, 2) if (rate := generation.tokens_per_second) is not None else None,
+    }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
 def number(logprob: float) -> float | None:
     """A log-probability as JSON: null where there is none."""
     if math.isnan(logprob):

@@ -58,6 +58,12 @@ class SamplingBody(msgspec.Struct):
     cache_salt: str | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
+    # Refused unless neutral, see _NEUTRAL.
+    use_beam_search: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    logits_processors: Any = None
+    truncate_prompt_tokens: Any = None
     # Asked-for features that are not there yet.
     response_format: dict[str, Any] | None = None
     structured_outputs: Any = None
@@ -88,6 +94,12 @@ class ChatBody(SamplingBody):
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
+    # Refused unless neutral, see _NEUTRAL.
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
+    documents: Any = None
 
 
 class CompletionBody(SamplingBody):
@@ -182,8 +194,26 @@ def _ascii(key: str) -> str:
     return key.encode("ascii", "backslashreplace").decode()
 
 
+# Fields of other servers that would change the answer, and the values with which they do not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (None, False),
+    "allowed_token_ids": (None, []),
+    "bad_words": (None, []),
+    "logits_processors": (None, []),
+    "truncate_prompt_tokens": (None,),
+    "modalities": (None, [], ["text"]),
+    "audio": (None,),
+    "web_search_options": (None,),
+    "chat_template": (None,),
+    "documents": (None, []),
+}
+
+
 def refuse_unsupported(body: SamplingBody) -> None:
     """Raises the 400 for features that the server does not have."""
+    for name, neutral in _NEUTRAL.items():
+        if getattr(body, name, None) not in neutral:
+            raise RequestError(f"{name} is not supported by this server; remove it.", name, "unsupported_parameter")
     kind = (body.response_format or {}).get("type", "text")
     if kind != "text":
         raise RequestError(

@@ -267,6 +267,22 @@ async def test_b73_odd_but_common_fields(text_parts: TextParts) -> None:
         "stream_options": None,
         "temperature": None,
         "made_up": [1, {"deep": None}],
+        "modalities": ["text"],
+        "audio": None,
+        "bad_words": [],
+        "use_beam_search": False,
+        "prediction": None,
+        "verbosity": "low",
+        "safety_identifier": "x",
+        "prompt_cache_key": "x",
+        "n": None,
+        "max_tokens": None,
+        "max_completion_tokens": None,
+        "top_logprobs": None,
+        "functions": [],
+        "function_call": "none",
+        "length_penalty": 1.0,
+        "spaces_between_special_tokens": True,
     }
     async with serving(make_model(text_parts, engine)) as server:
         response = await server.chat(body)
@@ -288,6 +304,14 @@ async def test_unsupported_features_are_refused(text_parts: TextParts) -> None:
             ({"guided_regex": "a+"}, "guided_regex"),
             ({"structured_outputs": {"json": {}}}, "structured_outputs"),
             ({"best_of": 3}, "best_of"),
+            ({"use_beam_search": True}, "use_beam_search"),
+            ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+            ({"bad_words": ["no"]}, "bad_words"),
+            ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+            ({"modalities": ["text", "audio"]}, "modalities"),
+            ({"audio": {"voice": "x"}}, "audio"),
+            ({"web_search_options": {}}, "web_search_options"),
+            ({"chat_template": "{{ messages }}"}, "chat_template"),
         ]
         for body, param in refused:
             response = await server.chat(body)
