@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,21 +144,21 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-ctx",
-        type=_integer(0, 1 << 40),
+        type=whole_number(0, 1 << 40),
         default=0,
         metavar="TOKENS",
         help="longest request, prompt and answer together (default: what the model allows and the memory holds)",
     )
     group.add_argument(
         "--slots",
-        type=_integer(1, 4096),
+        type=whole_number(1, 4096),
         default=0,
         metavar="N",
         help="requests computed at once (default: 32 on the CPU, 256 on a GPU)",
     )
     group.add_argument(
         "--token-budget",
-        type=_integer(16, 65536),
+        type=whole_number(16, 65536),
         default=0,
         metavar="TOKENS",
         help="tokens computed in one step; smaller is smoother, larger reads long prompts faster "
@@ -165,7 +166,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--prefill-spread",
-        type=_integer(0, 4096),
+        type=whole_number(0, 4096),
         default=48,
         metavar="STEPS",
         help="while answers stream, spread the prompt tokens that wait over about this many steps; larger is smoother, "
@@ -173,14 +174,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-queue",
-        type=_integer(0, 1 << 20),
+        type=whole_number(0, 1 << 20),
         default=1024,
         metavar="N",
         help="requests that may wait for a slot before new ones are refused (default: 1024)",
     )
     group.add_argument(
         "--threads",
-        type=_integer(0, 4096),
+        type=whole_number(0, 4096),
         default=0,
         metavar="N",
         help="threads that compute on the CPU (default: one per usable core)",
@@ -233,7 +234,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--port",
-        type=_integer(0, 65535),
+        type=whole_number(0, 65535),
         default=None,
         help=f"port to listen on, 0 for a free one (default: {DEFAULT_PORT})",
     )
@@ -337,18 +338,17 @@ def parse_address(text: str) -> tuple[str | None, int | None]:
     return host or None, int(port)
 
 
-class _integer:
-    """argparse type: an integer within limits."""
+class whole_number:
+    """argparse type: a whole number within limits."""
 
     def __init__(self, low: int, high: int) -> None:
         self._low = low
         self._high = high
 
     def __call__(self, text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not re.fullmatch(r"-?[0-9]{1,40}", text):
+            raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a whole number")
+        value = int(text)
         if not self._low <= value <= self._high:
             raise argparse.ArgumentTypeError(f"must be from {self._low} to {self._high}, got {value}")
         return value

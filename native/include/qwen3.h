@@ -359,7 +359,7 @@ typedef struct qwen3_logprob {
  * timeout_ms: how long to wait for the first event; 0: not at all; -1: without limit. n (out): events written.
  * A host has to poll: while 262,144 events or more wait, no step is begun.
  * QWEN3_TIMEOUT: none came. QWEN3_CLOSED: the engine is being closed. QWEN3_INVALID_ARGUMENT: NULL, zero capacity, an
- * event_size smaller than ABI version 1's, or a logprobs array too small for the next event. */
+ * event_size smaller than ABI version 1's or above 4096, or a logprobs array too small for the next event. */
 QWEN3_API qwen3_status qwen3_poll(qwen3_engine* engine, qwen3_event* events, size_t event_size, size_t capacity,
                                   qwen3_logprob* logprobs, size_t logprobs_capacity, int32_t timeout_ms, size_t* n);
 
@@ -452,8 +452,9 @@ typedef struct qwen3_op_time {
  * takes longer than one of a request.
  * op_size: sizeof(qwen3_op_time). n (out): ops of the step; the first `capacity` of them are written. step_ns (out): the
  * median time of a step whose ops are not timed, as requests have it. No pointer may be NULL.
- * QWEN3_INVALID_ARGUMENT: NULL, a field out of range (the sentence names it), an op_size smaller than ABI version 1's.
- * QWEN3_CONTEXT_OVERFLOW: n_past + n_tokens is more than max_context. */
+ * QWEN3_INVALID_ARGUMENT: NULL, a field out of range (the sentence names it), an op_size smaller than ABI version 1's or
+ * above 4096. QWEN3_CONTEXT_OVERFLOW: n_past + n_tokens is more than max_context. QWEN3_CLOSED: the engine is being
+ * closed, which ends a profile after the step that runs. After a failure n and step_ns are 0. */
 QWEN3_API qwen3_status qwen3_profile_step(qwen3_engine* engine, const qwen3_profile_spec* spec, qwen3_op_time* ops,
                                           size_t op_size, size_t capacity, size_t* n, int64_t* step_ns);
 

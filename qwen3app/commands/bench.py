@@ -24,10 +24,10 @@ from qwen3app.commands.measuring import (
     check_room,
     described,
     measured_engine,
-    whole_number,
+    open_for_writing,
     whole_numbers,
 )
-from qwen3app.settings import resolve_model_dir
+from qwen3app.settings import resolve_model_dir, whole_number
 
 if TYPE_CHECKING:
     from qwen3app.abi.engine import Engine
@@ -189,8 +189,7 @@ def run_bench(args: argparse.Namespace, stdout: TextIO | None = None, stderr: Te
     """Measures and prints. Raises UsageError for what cannot be measured."""
     stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
     note = _progress(stderr)
-    if args.json is not None:
-        args.json.touch()  # a place that cannot be written is found now, not after the measurement
+    open_for_writing(args.json)
     with measured_engine(args, max(args.batch or GPU.batches)) as (engine, info):
         tests = plan(args, info)
         for test in tests:

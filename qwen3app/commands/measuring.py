@@ -1,4 +1,4 @@
-"""What `bench` and `profile` share: number lists of flags, opening an engine to be measured, saying what was measured.
+"""What `bench` and `profile` share: number lists of flags, an engine to be measured, Ctrl-C, saying what was measured.
 
 Refuses to know what is measured. Every wrong value becomes one sentence.
 """
@@ -7,36 +7,26 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qwen3app import __version__
 from qwen3app.errors import EngineError, UsageError
-from qwen3app.settings import EngineSettings, add_engine_arguments, resolve_model_dir
+from qwen3app.settings import EngineSettings, add_engine_arguments, resolve_model_dir, whole_number
 
 if TYPE_CHECKING:
     from qwen3app.abi.engine import Engine
     from qwen3app.abi.types import EngineInfo
 
-
-def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """argparse type: a whole number within limits."""
-
-    def convert(text: str) -> int:
-        if not (text.isascii() and text.isdigit()):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-        if not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {text}")
-        return int(text)
-
-    return convert
+T = TypeVar("T")
 
 
 def whole_numbers(low: int, high: int) -> Callable[[str], list[int]]:
-    """argparse type: such numbers, separated by commas."""
+    """argparse type: whole numbers within limits, separated by commas."""
     number = whole_number(low, high)
     return lambda text: [number(part.strip()) for part in text.split(",")]
 
@@ -71,6 +61,27 @@ def measured_engine(args: argparse.Namespace, slots: int) -> Iterator[tuple[Engi
         raise EngineError(error.status, in_flags(str(error))) from None
     with engine:
         yield engine, engine.info()
+
+
+def interruptible(engine: Engine, work: Callable[[], T]) -> T:
+    """What work() gives. Its calls into the library may take long, and Python sees Ctrl-C only between calls: so they
+    run on a thread of their own, and Ctrl-C closes the engine, which ends the one under way."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            engine.close()
+            raise
+
+
+def open_for_writing(*paths: Path | None) -> None:
+    """Raises OSError or UsageError for result files that cannot be written, before the measurement instead of after."""
+    given = [path for path in paths if path is not None]
+    for path in given:
+        path.touch()
+    if len({path.resolve() for path in given}) < len(given):
+        raise UsageError(f"Two results cannot go to the same file {given[0]}; name two files.")
 
 
 def check_room(info: EngineInfo, n_sequences: int, n_tokens: int) -> None:

@@ -22,10 +22,11 @@ from qwen3app.commands.measuring import (
     backend_name,
     check_room,
     described,
+    interruptible,
     measured_engine,
-    whole_number,
+    open_for_writing,
 )
-from qwen3app.settings import resolve_model_dir
+from qwen3app.settings import resolve_model_dir, whole_number
 
 if TYPE_CHECKING:
     from qwen3app.abi.engine import Engine
@@ -89,16 +90,17 @@ def profile_decode(engine: Engine, batch: int, context: int, repeat: int) -> Pha
 def run_profile(args: argparse.Namespace, stdout: TextIO | None = None) -> int:
     """Measures, prints, and writes the files asked for. Raises UsageError for what cannot be measured."""
     stdout = stdout or sys.stdout
-    for path in (args.json, args.trace):
-        if path is not None:
-            path.touch()  # a place that cannot be written is found now, not after the measurement
+    open_for_writing(args.json, args.trace)
     with measured_engine(args, args.batch) as (engine, info):
         check_room(info, 1, args.prompt)
         check_room(info, args.batch, args.context + 1)
-        phases = [
-            profile_prefill(engine, info, args.prompt, args.repeat),
-            profile_decode(engine, args.batch, args.context, args.repeat),
-        ]
+        phases = interruptible(
+            engine,
+            lambda: [
+                profile_prefill(engine, info, args.prompt, args.repeat),
+                profile_decode(engine, args.batch, args.context, args.repeat),
+            ],
+        )
         result = described(resolve_model_dir(args.model), info)
     result["phases"] = [summary(phase) for phase in phases]
     if args.json is not None:

@@ -8,13 +8,16 @@ the engine turns the prefix cache off. Takes all events of the engine: one calle
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qwen3app.abi.engine import Engine
-from qwen3app.abi.types import EngineInfo, EngineRequest, EventKind, FinishCode
+from qwen3app.abi.types import EngineInfo, EngineRequest, Event, EventKind, FinishCode
 from qwen3app.errors import EngineError, Status
 
-_POLL_MS = 60_000
+_POLL_MS = 250  # Python sees Ctrl-C between polls
+_SILENCE_S = 600.0  # the longest step: a prompt of a large model on few cores
 _BF16_BYTES = 2
 
 
@@ -59,6 +62,23 @@ def time_decode(engine: Engine, prompts: list[list[int]], n_steps: int) -> Decod
     return DecodeTime((end - begin) * 1e-9 / n_steps, context + had + (n_steps - 1) / 2)
 
 
+def until_ended(engine: Engine, n_samples: int) -> Iterator[Event]:
+    """All events until n_samples samples have ended. Raises EngineError if one fails, or if nothing comes for long."""
+    silent_since = time.monotonic()
+    while n_samples:
+        events = engine.poll(_POLL_MS).events
+        if events:
+            silent_since = time.monotonic()
+        elif time.monotonic() - silent_since > _SILENCE_S:
+            raise EngineError(Status.TIMEOUT, f"The engine made no token for {_SILENCE_S:.0f} seconds.")
+        for event in events:
+            if event[2] == EventKind.FINISHED:
+                n_samples -= 1
+                if event[8] == FinishCode.ERROR:
+                    raise EngineError(Status.DEVICE_ERROR, "A request ended with an error; the engine's log says why.")
+            yield event
+
+
 @dataclass
 class _Times:
     submitted_ns: int
@@ -73,26 +93,19 @@ def _run(engine: Engine, prompts: list[list[int]], max_tokens: int, enough: int)
     before = engine.stats().preemptions
     places = {engine.submit(request): i for i, request in enumerate(requests)}
     times = _Times(0, [[] for _ in prompts])
-    n_short, n_open, cancelled = len(prompts), len(prompts), False
-    while n_open:
-        batch = engine.poll(_POLL_MS)
-        if not batch.events:
-            raise EngineError(Status.TIMEOUT, f"The engine made no token for {_POLL_MS // 1000} seconds.")
-        for event in batch.events:
-            request, kind = event[0], event[2]
-            if kind == EventKind.TOKEN:
-                tokens = times.tokens[places[request]]
-                tokens.append(event[11])
-                n_short -= len(tokens) == enough
-            elif kind == EventKind.FINISHED:
-                n_open -= 1
-                times.submitted_ns = min(times.submitted_ns or event[15], event[15])
-                if event[8] == FinishCode.ERROR:
-                    raise EngineError(Status.DEVICE_ERROR, "A request ended with an error; the engine's log says why.")
-        if n_short == 0 and n_open and not cancelled:
-            cancelled = True
-            for request in places:
-                engine.cancel(request)
+    n_short = len(prompts)
+    for event in until_ended(engine, len(prompts)):
+        request, kind = event[0], event[2]
+        if kind == EventKind.TOKEN:
+            tokens = times.tokens[places[request]]
+            tokens.append(event[11])
+            if len(tokens) == enough:
+                n_short -= 1
+                if n_short == 0:
+                    for alive in places:
+                        engine.cancel(alive)
+        elif kind == EventKind.FINISHED:
+            times.submitted_ns = min(times.submitted_ns or event[15], event[15])
     if engine.stats().preemptions > before:
         raise EngineError(
             Status.OUT_OF_MEMORY, "The sequences did not fit the KV pool together; measure fewer at once."

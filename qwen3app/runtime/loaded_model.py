@@ -95,10 +95,11 @@ class LoadedModel:
             thread.join()
             if engine is not None:
                 engine.close()
-            if isinstance(error, EngineError) and error.status == Status.INVALID_ARGUMENT:
+            if not isinstance(error, EngineError):
+                raise
+            if error.status == Status.INVALID_ARGUMENT:
                 _raise_vocab_mismatch(directory, n_token_ids or 0)
-                raise EngineError(error.status, in_flags(str(error))) from None
-            raise
+            raise EngineError(error.status, in_flags(str(error))) from None
         phases["total"] = time.perf_counter() - begin
         return cls(
             directory=directory,

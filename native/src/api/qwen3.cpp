@@ -120,6 +120,16 @@ void check_size(const char* name, size_t size) {
             std::to_string(sizeof(Struct)) + "; call the _init function");
 }
 
+// The size that a caller gives for the elements of an array.
+template <typename Struct>
+void check_element_size(const char* name, size_t size) {
+  if (size < sizeof(Struct))
+    invalid(std::string(name) + " is " + std::to_string(size) + ", this library needs at least " +
+            std::to_string(sizeof(Struct)));
+  if (size > kLargestStruct)
+    invalid(std::string(name) + " is " + std::to_string(size) + ", which no version of the struct can be");
+}
+
 template <typename Struct>
 Struct read_struct(const char* name, const Struct* from) {
   check_size<Struct>(name, from->struct_size);
@@ -288,9 +298,7 @@ qwen3_status qwen3_poll(qwen3_engine* owner, qwen3_event* events, size_t event_s
     if (n == nullptr) invalid("qwen3_poll: n is NULL");
     *n = 0;
     if (events == nullptr || capacity == 0) invalid("qwen3_poll: events is NULL or its capacity is 0");
-    if (event_size < sizeof(qwen3_event))
-      invalid("qwen3_poll: event_size is " + std::to_string(event_size) + ", this library needs at least " +
-              std::to_string(sizeof(qwen3_event)));
+    check_element_size<qwen3_event>("qwen3_poll: event_size", event_size);
     if (logprobs == nullptr && logprobs_capacity > 0) invalid("qwen3_poll: logprobs is NULL but its capacity is not 0");
     return engine.events().take(events, event_size, capacity, {logprobs, logprobs_capacity}, timeout_ms, n);
   });
@@ -397,9 +405,9 @@ qwen3_status qwen3_profile_step(qwen3_engine* owner, const qwen3_profile_spec* s
   return with_engine(owner, "qwen3_profile_step", [&](Engine& engine) -> qwen3_status {
     if (spec == nullptr || ops == nullptr || n == nullptr || step_ns == nullptr)
       invalid("qwen3_profile_step: spec, ops, n or step_ns is NULL");
-    if (op_size < sizeof(qwen3_op_time))
-      invalid("qwen3_profile_step: op_size is " + std::to_string(op_size) + ", this library needs at least " +
-              std::to_string(sizeof(qwen3_op_time)));
+    *n = 0;
+    *step_ns = 0;
+    check_element_size<qwen3_op_time>("qwen3_profile_step: op_size", op_size);
     const qwen3::StepProfile profile = engine.profile_step(read_struct("spec", spec));
     *n = profile.ops.size();
     *step_ns = profile.step_ns;

@@ -172,7 +172,7 @@ void Engine::run() {
       const bool runnable = scheduler_->has_work() && !failed_;
       const bool stalled = runnable && events_.full();
       if (stalled && !was_stalled_) log(QWEN3_LOG_WARNING, "steps pause until the host polls: its events wait");
-      was_stalled_ = stalled;
+      was_stalled_ = stalled || (was_stalled_ && !events_.empty());  // one line, however slowly the host polls
       if (runnable && !stalled) {
         step(lock);
       } else if (n_flying_ > 0) {

@@ -131,6 +131,7 @@ class Engine {
   void check_open() const;
 
   // -- evaluation and measuring
+  void check_going_on() const;  // check_open() without the mutex held
   void on_worker(const std::function<void()>& work);
   void hold_blocks(ManualSequence& sequence, int64_t length);
   // What to do with the rows of a chunk once it is computed: first is the chunk's offset in the tokens, n its length.

@@ -24,6 +24,11 @@ bool EventQueue::full() const {
   return events_.size() >= kFull;
 }
 
+bool EventQueue::empty() const {
+  const std::lock_guard lock(mutex_);
+  return events_.empty();
+}
+
 void EventQueue::close() {
   {
     const std::lock_guard lock(mutex_);

@@ -19,6 +19,7 @@ class EventQueue {
   void flush();
   // So many events wait that no more should be made: the host does not poll.
   bool full() const;
+  bool empty() const;
   // Wakes all waiting threads for good; take() then returns QWEN3_CLOSED.
   void close();
 

@@ -100,7 +100,10 @@ KvSize MemoryPlan::size_kv(const DeviceInfo& now, uint64_t workspace_bytes) cons
     n_blocks = std::min(n_blocks, blocks_for(wanted_context) * options_.max_slots);
   }
   const uint64_t available = by_size ? free : room;
-  const auto fitting = [&](uint64_t bytes) { return std::to_string(bytes / block_bytes * kBlockSize); };
+  const auto fitting = [&](uint64_t bytes) {
+    return std::to_string(
+        std::min<uint64_t>(bytes / block_bytes * kBlockSize, static_cast<uint64_t>(config_.max_positions)));
+  };
   if (known && static_cast<uint64_t>(n_blocks) * block_bytes > available)
     throw Error(Status::kOutOfMemory,
                 (by_size ? "a KV pool of " + gib(options_.kv_bytes) + " was asked for"

@@ -1,5 +1,6 @@
 // Measuring through the engine: the device's peaks, and one step with the time of each of its ops. The work runs on the
-// worker thread between the steps of requests.
+// worker thread between the steps of requests; a profile ends early, after the step that runs, when the engine is
+// closed.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -47,6 +48,11 @@ DevicePeaks Engine::measure_peaks() {
   return peaks;
 }
 
+void Engine::check_going_on() const {
+  const std::lock_guard lock(mutex_);
+  check_open();
+}
+
 StepProfile Engine::profile_step(const qwen3_profile_spec& spec) {
   check_range("n_sequences", spec.n_sequences, 1, info_.max_slots);
   check_range("n_tokens", spec.n_tokens, 1, info_.token_budget / spec.n_sequences);
@@ -80,7 +86,10 @@ StepProfile Engine::profile_step(const qwen3_profile_spec& spec) {
       arrays.logit_rows = logit_rows;
       arrays.sample_rows = rows;
       arrays.results = results;
-      const auto step = [&] { model_->forward(arrays); };
+      const auto step = [&] {
+        check_going_on();
+        model_->forward(arrays);
+      };
       Ops& ops = model_->ops();
       const Landing landing{ops};
       for (int i = 0; i < kWarmUps; i++) step();

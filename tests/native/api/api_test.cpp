@@ -341,6 +341,8 @@ TEST("api: a request's life, and events with a newer host's size") {
   CHECK_FAILS(qwen3_poll(opened.engine, &events[0].known, sizeof events[0], 2, nullptr, 0, -1, &n),
               QWEN3_INVALID_ARGUMENT, "logprobs_capacity is 0");
   CHECK_EQ(n, 0u);
+  CHECK_FAILS(qwen3_poll(opened.engine, &events[0].known, SIZE_MAX, 2, logprobs, 20, 0, &n), QWEN3_INVALID_ARGUMENT,
+              "event_size is 18446744073709551615, which no version of the struct can be");
   for (bool ended = false; !ended;) {
     REQUIRE(qwen3_poll(opened.engine, &events[0].known, sizeof events[0], 2, logprobs, 20, 10'000, &n) == QWEN3_OK);
     for (size_t i = 0; i < n; i++) {
@@ -476,6 +478,12 @@ TEST("api: peaks and profiles") {
               "is NULL");
   CHECK_FAILS(qwen3_profile_step(e, &spec.known, first, sizeof(qwen3_op_time) - 1, 64, &n, &step_ns),
               QWEN3_INVALID_ARGUMENT, "op_size is");
+  n = 1;
+  step_ns = 1;
+  CHECK_FAILS(qwen3_profile_step(e, &spec.known, first, SIZE_MAX, 64, &n, &step_ns), QWEN3_INVALID_ARGUMENT,
+              "op_size is 18446744073709551615, which no version of the struct can be");
+  CHECK_EQ(n, 0u);  // a failure says that nothing was written
+  CHECK_EQ(step_ns, 0);
   spec.known.n_past = 256;
   CHECK_FAILS(qwen3_profile_step(e, &spec.known, first, sizeof ops[0], 64, &n, &step_ns), QWEN3_CONTEXT_OVERFLOW,
               "the sequences would have 257 tokens, but the context holds 256");

@@ -419,7 +419,11 @@ TEST("engine: steps pause while the host does not poll, and go on when it does")
   CHECK_EQ(h.engine->stats().steps, n_steps);
   CHECK(h.engine->stats().computed_tokens <= kFull + 3 * 4096);
   CHECK(h.engine->stats().n_running + h.engine->stats().n_waiting > 0);
+  // A host that polls too slowly brings it about again and again, and is told once.
+  const auto slow = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+  while (std::chrono::steady_clock::now() < slow) h.poll(0, 512);
   h.finish();
+  CHECK_EQ(h.log.count("steps pause until the host polls"), 1);
   for (const uint64_t id : ids) {
     CHECK_EQ(h.of(id).end.finish_reason, QWEN3_FINISH_LENGTH);
     CHECK_EQ(h.of(id).prompt_tokens.size(), static_cast<size_t>(kPrompt));

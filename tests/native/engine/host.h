@@ -27,9 +27,12 @@ struct Log {
     const std::lock_guard lock(log.mutex);
     log.text += std::string(line) + "\n";
   }
-  bool contains(const std::string& what) {
+  bool contains(const std::string& what) { return count(what) > 0; }
+  int count(const std::string& what) {
     const std::lock_guard lock(mutex);
-    return text.find(what) != std::string::npos;
+    int n = 0;
+    for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) n++;
+    return n;
   }
 };
 

@@ -156,6 +156,9 @@ TEST("open: the pool's size follows kv_bytes, or the memory that is left, or the
   o.max_context = 32 * 41;
   CHECK_THROWS_WITH(open(o, taken + 40 * kBlockBytes), Error, "the largest context that fits is 1280");
   CHECK_THROWS_WITH(open(o, taken / 2), Error, "the largest context that fits is 0");
+  o.kv_bytes = 3000 * kBlockBytes;  // what fits holds more than the model allows
+  CHECK_THROWS_WITH(open(o, taken + 2000 * kBlockBytes), Error, "the largest context that fits is 40960");
+  o.kv_bytes = 0;
   o.max_context = 0;
   CHECK_THROWS_WITH(open(o, taken), Error, "less than one block");
   // A size that was asked for must fit too: else the system's out-of-memory killer would find out.

@@ -1,6 +1,10 @@
 // Profiles of a step through the engine: every op once, in order and without gaps, named by its weight and layer; the
 // spec's limits; no trace left behind.
+#include <atomic>
+#include <chrono>
+#include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -113,6 +117,21 @@ TEST("profile: what cannot be is refused, and holds no blocks") {
   CHECK_EQ(h.engine->stats().blocks_used, 0);
   CHECK_EQ(names(h.engine->profile_step(spec(2, 1, 63))).substr(0, 16), "-1:embed_tokens ");
   h.check_idle();
+}
+
+TEST("profile: closing ends it after the step that runs") {
+  std::atomic<int> n_steps = 0;
+  auto faults = std::make_shared<toy::Faults>();
+  faults->on_step = [&n_steps](int) {
+    n_steps++;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Host h(options(), faults);
+  auto profile = std::async(std::launch::async, [&] { h.engine->profile_step(spec(1, 1, 0, 1000)); });
+  while (n_steps < 10) std::this_thread::yield();
+  h.engine->begin_close();
+  CHECK_THROWS_WITH(profile.get(), Error, "the engine is being closed");
+  CHECK(n_steps < 1000);  // of 2,004
 }
 
 TEST("profile: a device that fails inside it fails the engine") {

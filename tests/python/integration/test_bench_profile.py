@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +267,30 @@ def test_a_place_that_cannot_be_written_is_found_first(
         assert cli.main([command, "--model", str(tiny_model_dir), *SMALL, flag, "/nowhere/x.json"]) == 1
         out, err = capsys.readouterr()
         assert out == "" and "/nowhere/x.json" in err and err.count("\n") == 1
+
+
+def test_two_results_do_not_share_a_file(
+    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "out.json")
+    argv = ["profile", "--model", str(tiny_model_dir), *SMALL, "--json", path, "--trace", path]
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "Two results cannot go to the same file" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [["bench", "--prompt", "8000"], ["profile", "--prompt", "500"]])
+def test_ctrl_c_ends_a_long_measurement(flags: list[str], tiny_model_dir: Path) -> None:
+    """Which would take half a minute here, and hours for a large model: it must not wait for the call under way."""
+    argv = [sys.executable, "-m", "qwen3app", *flags, "--repeat", "1000", "--model", str(tiny_model_dir)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        tasks = Path(f"/proc/{process.pid}/task")
+        while not any((task / "comm").read_text() == "qwen3-engine\n" for task in tasks.iterdir()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == "" and err == ""
+    assert time.monotonic() - begin < 10
