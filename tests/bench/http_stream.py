@@ -96,10 +96,10 @@ class ReplyReader:
                 self.done = line_end == position
                 position = line_end + 2
                 continue
-            try:
-                size = int(buffer[position:line_end].partition(b";")[0], 16)
-            except ValueError:
-                raise StreamError(f"a chunk's length is {buffer[position:line_end][:20]!r}") from None
+            digits = buffer[position:line_end].partition(b";")[0].strip()
+            if not digits.isalnum() or digits.lower().strip(b"0123456789abcdef"):
+                raise StreamError(f"a chunk's length is {buffer[position:line_end][:20]!r}")
+            size = int(digits, 16)
             begin = line_end + 2
             if size == 0:
                 self._in_trailer = True

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving_load import Row
+from serving_load import Row, within
 from serving_metrics import RequestResult, summarize
 
 # One H200, 8B, kernels of 2026-11-29 (the runs in docs/decisions.md): rows of a step and its milliseconds without KV.
@@ -44,7 +44,9 @@ def fixed(budget: int) -> Rule:
 
 
 def spread(steps: int) -> Rule:
-    """Scheduler::budget_beside_decodes."""
+    """Scheduler::budget_beside_decodes; 0 steps: no spreading."""
+    if steps == 0:
+        return fixed(MOST_ROWS)
 
     def rows(n_decodes: int, n_prompt: int) -> int:
         if n_decodes == 0:
@@ -166,10 +168,18 @@ def play(row: Row, rule: Rule, step_ms: StepTimes) -> list[RequestResult]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", type=Row.parse, action="append", required=True, metavar="CxI[xO][:N]")
-    parser.add_argument("--budget", type=int, action="append", default=[], help="a fixed token budget")
-    parser.add_argument("--spread", type=int, action="append", default=[], help="--prefill-spread of serve")
+    parser.add_argument(
+        "--budget", type=within(int, 16, 65536), action="append", default=[], help="a fixed token budget"
+    )
+    parser.add_argument(
+        "--spread", type=within(int, 0, 4096), action="append", default=[], help="--prefill-spread of serve"
+    )
     parser.add_argument("--steps", type=Path, metavar="FILE", help="step times as JSON, in the form of STEPS")
     options = parser.parse_args(arguments)
+    if not (options.budget or options.spread):
+        parser.error("no rule to compare: give --budget or --spread")
+    if any(row.concurrency == 0 for row in options.row):
+        parser.error("a closed loop has a concurrency above 0")
     step_ms = StepTimes(json.loads(options.steps.read_text()) if options.steps else STEPS)
     rules = {f"budget {n}": fixed(n) for n in options.budget} | {f"spread {n}": spread(n) for n in options.spread}
     print(f"{'row':>18} {'rule':>12} {'out tok/s':>9} {'ttft':>8} {'ttft p99':>8} {'tpot':>7} {'itl p99':>7}  (ms)")

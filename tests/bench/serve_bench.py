@@ -8,7 +8,7 @@ are random and differ within and between rows. Greedy, ignore_eos, streamed. Wha
 Needs the standard library alone, and Linux.
 
 Owns: arguments, the table and the JSON; the load is serving_load.py's.
-Exit status: 0 if every request of every row succeeded, 1 if not, 2 if nothing could be measured.
+Exit status: 0 if every request of every row succeeded, 1 if not, 2 if nothing could be measured, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from serving_load import Row, Schedule, Target, play
+from serving_load import Row, Schedule, Target, play, within
 from serving_metrics import summarize
 
 # Ids below the official Qwen3's first control token.
@@ -41,14 +41,17 @@ def give_up(sentence: str) -> NoReturn:
 
 def find_target(options: argparse.Namespace) -> Target:
     """The server of --url, the name of its model, and the ids of random prompts. Exits with a sentence."""
-    url = urlsplit(options.url if "//" in options.url else f"http://{options.url}")
-    if url.scheme != "http" or not url.hostname:
+    try:
+        url = urlsplit(options.url if "//" in options.url else f"http://{options.url}")
+        host, port = url.hostname if url.scheme == "http" else None, url.port or 80
+    except ValueError:  # a port above 65535, half a bracket
+        host = None
+    if not host:
         give_up(f"--url {options.url!r} is no address of the form http://HOST:PORT.")
     prefix = url.path.rstrip("/").removesuffix("/v1")
-    port = url.port or 80
-    model = options.model or first_model(url.hostname, port, prefix, options.api_key)
     ids = text_ids(options.tokenizer) if options.tokenizer else list(range(_QWEN3_TEXT_IDS))
-    return Target(url.hostname, port, prefix, model, options.prompt, options.api_key, ids)
+    model = options.model or first_model(host, port, prefix, options.api_key)
+    return Target(host, port, prefix, model, options.prompt, options.api_key, ids)
 
 
 def first_model(host: str, port: int, prefix: str, api_key: str | None) -> str:
@@ -66,16 +69,26 @@ def text_ids(directory: Path) -> list[int]:
     try:
         tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
         added = {token["id"] for token in tokenizer["added_tokens"]}
-        return sorted(set(tokenizer["model"]["vocab"].values()) - added)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        ids = sorted(set(tokenizer["model"]["vocab"].values()) - added)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         give_up(f"--tokenizer: {directory}/tokenizer.json cannot be read ({error!r}).")
+    return ids or give_up(f"--tokenizer: {directory}/tokenizer.json has no text tokens.")
+
+
+def printable_ascii(text: str) -> str:
+    """argparse type: what may stand in a header."""
+    if not text or not text.isascii() or not text.isprintable():
+        raise argparse.ArgumentTypeError("must be printable ASCII characters")
+    return text
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="http://HOST:PORT of the server")
     parser.add_argument("--row", type=Row.parse, action="append", required=True, metavar="CxI[xO][:N]")
-    parser.add_argument("--rate", type=float, help="requests per second (default: as many as the concurrency allows)")
+    parser.add_argument(
+        "--rate", type=within(float, 1e-3, 1e6), help="requests per second (default: as many as the concurrency allows)"
+    )
     parser.add_argument("--even", action="store_true", help="with --rate: equal distances instead of Poisson arrivals")
     parser.add_argument(
         "--prompt",
@@ -87,17 +100,28 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         "--tokenizer", type=Path, metavar="DIR", help="model directory that says which ids are text (default: Qwen3's)"
     )
     parser.add_argument("--model", help="model name in requests (default: the first of /v1/models)")
-    parser.add_argument("--api-key", help="key to send (default: none)")
+    parser.add_argument("--api-key", type=printable_ascii, help="key to send (default: none)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts and arrivals (default: 0)")
-    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="requests before each row (default: 1)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds until a request fails (default: 600)")
-    parser.add_argument("--processes", type=int, default=0, help="client processes (default: up to 4, by cores)")
+    parser.add_argument(
+        "--warmup", type=within(int, 0, 10_000), default=1, metavar="N", help="requests before each row (default: 1)"
+    )
+    parser.add_argument(
+        "--timeout", type=within(float, 0.001, 1e6), default=600.0, help="seconds until a request fails (default: 600)"
+    )
+    parser.add_argument(
+        "--processes", type=within(int, 0, 64), default=0, help="client processes (default: up to 4, by cores)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     options = parser.parse_args(arguments)
     if options.rate is None and any(row.concurrency == 0 for row in options.row):
         parser.error("a row without a limit (concurrency 0) needs --rate")
-    if options.rate is not None and options.rate <= 0:
-        parser.error(f"--rate must be above 0, got {options.rate:g}")
+    if options.even and options.rate is None:
+        parser.error("--even says how requests arrive at a --rate; there is none")
+    if options.json:
+        try:
+            options.json.touch()  # a place that cannot be written is found now, not after the measurement
+        except OSError as error:
+            parser.error(f"--json {options.json}: {error.strerror}")
     return options
 
 
@@ -173,4 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # what has been measured is printed; the client processes go with this one
+        sys.exit(130)

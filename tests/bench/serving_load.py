@@ -17,15 +17,33 @@ import os
 import random
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from http_stream import Connection, StreamError
 from serving_metrics import RequestResult
 
+_MOST = 1 << 20
+
 # Each is one token of Qwen3's tokenizer (and of most), the blank before it included; a text prompt draws from them.
 _WORDS = ["the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they"]
 _WORDS += ["at", "be", "this", "from", "have", "or", "by", "one", "had", "not", "but", "what", "all", "were", "when"]
+
+
+def within(convert: type[int] | type[float], low: float, high: float) -> Callable[[str], Any]:
+    """argparse type: a number within limits."""
+
+    def parse(text: str) -> int | float:
+        try:
+            value = convert(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' * (convert is int)}number") from None
+        if not low <= value <= high:  # NaN is nowhere
+            raise argparse.ArgumentTypeError(f"must be from {low:g} to {high:g}, got {text}")
+        return value
+
+    return parse
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,8 @@ class Row:
         row = cls(concurrency, n_input, int(match[3] or 128), int(match[4] or max(8, 4 * concurrency)))
         if not (row.n_input and row.n_output and row.n_prompts):
             raise argparse.ArgumentTypeError(f"{text!r}: input, output and number of prompts must be at least 1")
+        if max(row.n_input, row.n_output, row.n_prompts, row.concurrency) > _MOST:
+            raise argparse.ArgumentTypeError(f"{text!r}: more than {_MOST:,} of anything is no measurement")
         return row
 
     def __str__(self) -> str:
@@ -82,9 +102,8 @@ class Target:
             body |= {"messages": [{"role": "user", "content": text}]} if self.kind == "chat" else {"prompt": text}
         data = json.dumps(body).encode()
         path = "/v1/chat/completions" if self.kind == "chat" else "/v1/completions"
-        head = (
-            f"POST {self.prefix}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: application/json\r\n"
-        )
+        host = f"[{self.host}]" if ":" in self.host else self.host  # IPv6
+        head = f"POST {self.prefix}{path} HTTP/1.1\r\nHost: {host}:{self.port}\r\nContent-Type: application/json\r\n"
         if self.api_key is not None:
             head += f"Authorization: Bearer {self.api_key}\r\n"
         return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data

@@ -66,3 +66,22 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "4x64x8:8", "--budget", "128", "--spread", "48"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and "budget 128" in lines[1] and "spread 48" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--row", "4x8:8"], "no rule to compare"),
+        (["--row", "0x8:8", "--spread", "1"], "a concurrency above 0"),
+        (["--row", "4x8:8", "--spread", "-1"], "argument --spread: must be from 0 to 4096, got -1"),
+        (["--row", "4x8:8", "--budget", "0"], "argument --budget: must be from 16 to 65536, got 0"),
+    ],
+)
+def test_wrong_use_is_a_sentence(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(flags)
+    assert sentence in capsys.readouterr().err
+
+
+def test_no_spreading_is_the_whole_budget() -> None:
+    assert spread(0)(5, 100_000) == 8192

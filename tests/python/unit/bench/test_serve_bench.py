@@ -18,6 +18,7 @@ import pytest
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 sys.path.insert(0, str(BENCH))
+import serve_bench  # noqa: E402
 from http_stream import Connection, ReplyReader, StreamError  # noqa: E402
 from serve_bench import text_ids  # noqa: E402
 from serving_load import Client, Row, Target, arrivals, share  # noqa: E402
@@ -321,14 +322,57 @@ async def test_failed_requests_are_shown_and_fail_the_command() -> None:
     assert status == 1 and "3 failed: status 503" in out and fake.bodies[0]["model"] == "m"
 
 
-async def test_wrong_arguments_are_one_sentence() -> None:
-    fake = FakeServer(port=1)
-    for flags, words in (
-        (("--row", "2x5"), "does not name its models"),
-        (("--row", "5"), "is no row"),
-        (("--row", "0x5"), "needs --rate"),
-        (("--row", "1x5", "--rate", "0"), "above 0"),
-        (("--row", "1x5", "--model", "m", "--tokenizer", "/nowhere"), "cannot be read"),
-    ):
-        status, _, err = await bench(fake, *flags)
-        assert status == 2 and words in err.splitlines()[-1], err
+# --------------------------------------------------------------------------------------------------------- wrong use
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--url", "http://127.0.0.1:99999"], "'http://127.0.0.1:99999' is no address of the form http://HOST:PORT"),
+        (["--url", "http://[::1"], "'http://[::1' is no address"),
+        (["--url", "https://127.0.0.1"], "'https://127.0.0.1' is no address"),
+        (["--url", ""], "'' is no address"),
+        (["--url", "http://127.0.0.1:1"], "127.0.0.1:1 does not name its models"),
+        (["--tokenizer", "/nowhere"], "/nowhere/tokenizer.json cannot be read"),
+        (["--rate", "nan"], "argument --rate: must be from 0.001 to 1e+06, got nan"),
+        (["--rate", "inf"], "argument --rate: must be from 0.001 to 1e+06, got inf"),
+        (["--rate", "0"], "argument --rate: must be"),
+        (["--even"], "--even says how requests arrive at a --rate"),
+        (["--warmup", "-1"], "argument --warmup: must be from 0 to 10000, got -1"),
+        (["--processes", "-1"], "argument --processes: must be from 0 to 64, got -1"),
+        (["--processes", "x"], "argument --processes: 'x' is no whole number"),
+        (["--timeout", "0"], "argument --timeout: must be from 0.001"),
+        (["--timeout", "nan"], "argument --timeout: must be from 0.001"),
+        (["--row", "5"], "'5' is no row"),
+        (["--row", "0x8:1"], "a row without a limit (concurrency 0) needs --rate"),
+        (["--row", "1x8:0"], "input, output and number of prompts must be at least 1"),
+        (["--row", "1x999999999999:1"], "more than 1,048,576 of anything is no measurement"),
+        (["--api-key", "a\nb"], "argument --api-key: must be printable ASCII characters"),
+        (["--json", "/nowhere/x.json"], "--json /nowhere/x.json: No such file or directory"),
+    ],
+)
+def test_wrong_use_is_a_sentence(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        serve_bench.main(["--url", "http://127.0.0.1:1", "--row", "1x8:1", *flags])
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and sentence in err.splitlines()[-1]
+
+
+def test_a_tokenizer_without_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 0}]}')
+    with pytest.raises(SystemExit):
+        text_ids(tmp_path)
+    assert "has no text tokens" in capsys.readouterr().err
+
+
+def test_an_address_of_version_6_stands_in_brackets() -> None:
+    request = Target("::1", 8000, "", "m", "ids", None, [1]).request(Row(1, 2, 3, 4), random.Random(0))
+    assert b"\r\nHost: [::1]:8000\r\n" in request
+
+
+@pytest.mark.parametrize("size", [b"-6", b"+2", b"0x2", b"1_0", b"", b" ", b"g"])
+def test_a_length_that_is_none_is_refused(size: bytes) -> None:
+    reader = ReplyReader(lambda _data, _now: None)
+    with pytest.raises(StreamError, match="a chunk's length is"):
+        reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\nab\r\n", 0.0)
