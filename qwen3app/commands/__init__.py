@@ -1,1 +1,1 @@
-"""Commands that look at a model directory without serving it: info, verify; and the licences of what is inside."""
+"""Commands that serve nobody: info, verify, bench, profile; and the licences of what is inside."""

@@ -24,6 +24,8 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+from exercise import Answers, run
+
 from qwen3app.abi.engine import Engine
 from qwen3app.abi.types import EngineOptions, EngineRequest
 
@@ -33,7 +35,6 @@ N_REQUESTS = 64
 N_ALONE = 16
 N_SCORED = 24
 
-Answers = list[list[tuple[int, float]]]
 failures = 0
 
 
@@ -90,25 +91,6 @@ def references(model_dir: str, lengths: list[int], device: str) -> list[Prompt]:
     if device != "cpu":
         torch.cuda.empty_cache()
     return prompts
-
-
-def run(engine: Engine, requests: list[EngineRequest]) -> Answers:
-    """Tokens with log-probabilities of each request, all submitted at once."""
-    places = {engine.submit(request): i for i, request in enumerate(requests)}
-    answers: Answers = [[] for _ in requests]
-    alive = len(requests)
-    while alive:
-        batch = engine.poll(120_000)
-        if not batch.events:
-            raise SystemExit("check_model: no event in 120 s.")
-        for event in batch.events:
-            if event[2] == 1:
-                answers[places[event[0]]].append((event[4], event[5]))
-            elif event[2] == 3:
-                alive -= 1
-                if event[8] not in (1, 2):
-                    report(False, f"request {places[event[0]]} ended with reason {event[8]}")
-    return answers
 
 
 def random_requests(vocab: int) -> list[EngineRequest]:

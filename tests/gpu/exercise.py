@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from qwen3app.abi.engine import Engine
-from qwen3app.abi.types import EngineOptions, EngineRequest
+from qwen3app.abi.types import EngineOptions, EngineRequest, EventKind
+from qwen3app.commands.workload import until_ended
 
-_TOKEN, _FINISHED = 1, 3
 Answers = list[list[tuple[int, float]]]
 
 
@@ -30,21 +30,12 @@ def run(engine: Engine, requests: list[EngineRequest]) -> Answers:
         if requests[i].constrained:
             engine.set_mask(number, 0, 0, mask)
     answers: Answers = [[] for _ in requests]
-    alive = len(requests)
-    while alive:
-        batch = engine.poll(300_000)
-        if not batch.events:
-            raise SystemExit("exercise: no event in 300 s.")
-        for event in batch.events:
+    for event in until_ended(engine, len(requests)):
+        if event[2] == EventKind.TOKEN:
             i = numbers[event[0]]
-            if event[2] == _TOKEN:
-                answers[i].append((event[4], event[5] if requests[i].logprobs else 0.0))
-                if requests[i].constrained and len(answers[i]) < requests[i].max_tokens:
-                    engine.set_mask(event[0], 0, len(answers[i]), mask)
-            elif event[2] == _FINISHED:
-                alive -= 1
-                if event[8] not in (1, 2):
-                    raise SystemExit(f"exercise: request {i} ended with reason {event[8]}.")
+            answers[i].append((event[4], event[5] if requests[i].logprobs else 0.0))
+            if requests[i].constrained and len(answers[i]) < requests[i].max_tokens:
+                engine.set_mask(event[0], 0, len(answers[i]), mask)
     return answers
 
 

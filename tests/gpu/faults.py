@@ -28,7 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from qwen3app.abi.engine import Engine
-from qwen3app.abi.types import EngineOptions, EngineRequest
+from qwen3app.abi.types import EngineOptions, EngineRequest, EventKind, FinishCode
 from qwen3app.errors import EngineError
 
 FAILURES: list[str] = []
@@ -91,18 +91,21 @@ def check_fault(model: str, library: Path) -> None:
     ]
     n_tokens = 0
     while n_tokens < 200:
-        n_tokens += sum(event[2] == 1 for event in engine.poll(10_000).events)
+        n_tokens += sum(event[2] == EventKind.TOKEN for event in engine.poll(10_000).events)
     thread = threading.Thread(target=ctypes.CDLL(str(library)).fault_now)
     began = time.monotonic()
     thread.start()
     ends: dict[int, int] = {}
     while len(ends) < len(ids) and time.monotonic() < began + 20:
         for event in engine.poll(1000).events:
-            if event[2] == 3:
+            if event[2] == EventKind.FINISHED:
                 ends[event[0]] = event[8]
     thread.join()
     seconds = time.monotonic() - began
-    report(ends == dict.fromkeys(ids, 4), f"fault: {len(ends)} of {len(ids)} ended with an error, {seconds:.2f} s")
+    report(
+        ends == dict.fromkeys(ids, FinishCode.ERROR),
+        f"fault: {len(ends)} of {len(ids)} ended with an error, {seconds:.2f} s",
+    )
     report(engine.stats().failed, "fault: the engine is failed")
     for what, call in {
         "submit": lambda: engine.submit(EngineRequest(prompt=[1])),

@@ -20,12 +20,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from qwen3app.abi.engine import Engine
-from qwen3app.abi.types import EngineOptions, EngineRequest
+from qwen3app.abi.types import EngineOptions, EngineRequest, EventKind
 
 _AT_ONCE = (1, 2, 5, 8, 13, 24, 40, 64)
 _TENTHS = 10
 _RESIDENT_SLACK = 8 << 20
-_FINISHED = 3
 
 
 class DeviceMemory:
@@ -91,7 +90,7 @@ def play(engine: Engine, rng: random.Random, vocab: int, n_requests: int) -> int
                 engine.cancel(number)
         for event in engine.poll(60_000).events:
             n_events += 1
-            if event[2] == _FINISHED:
+            if event[2] == EventKind.FINISHED:
                 alive[event[0]] -= 1
                 if not alive[event[0]]:
                     del alive[event[0]]

@@ -161,17 +161,23 @@ def judge(outcome: Outcome, status: int | None, output: str) -> None:
 
 
 def run_part(
-    part: str, names: dict[str, str], skip: list[str], ready: set[str], log: Path, outcomes: list[Outcome]
+    part: str,
+    names: dict[str, str],
+    skip: list[str],
+    ready: set[str],
+    result: Path,
+    log: Path,
+    outcomes: list[Outcome],
 ) -> None:
-    """skip: texts in names of steps to leave out; ready: steps whose work is there already."""
+    """skip: texts in names of steps to leave out; ready: steps whose work is there already; result: where a step leaves
+    what it has measured."""
     begin = time.monotonic()
     done = ready | {outcome.step for outcome in outcomes if outcome.status == PASSED}
     for step in PARTS[part]:
         if step.name in done and step in (BUILD, TINY, SMALL, LARGE):
             continue
-        result = Path(names["work"]) / "step.json"
         result.unlink(missing_ok=True)
-        command = step.command.format(**names, json=result)
+        command = step.command.format(**names, json=shlex.quote(str(result)))
         outcome = Outcome(part, step.name, command, LEFT_OUT)
         outcomes.append(outcome)
         lacking = [need for need in step.needs if need not in done]
@@ -190,6 +196,7 @@ def run_part(
             judge(outcome, status, output)
             if result.exists():
                 outcome.measured = json.loads(result.read_text(encoding="utf-8"))
+                result.unlink()
         if outcome.status == PASSED:
             done.add(step.name)
         print(line_of(outcome), flush=True)
@@ -242,7 +249,6 @@ def main() -> int:
     capability = ask("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").replace(".", "")
     cc = {"90": "90a", "unknown": "90a"}.get(capability, capability)
     names = {
-        "work": shlex.quote(str(work)),
         "tiny": shlex.quote(str(work / "tiny")),
         "small": shlex.quote(str(work / "0.6b")),
         "large": shlex.quote(str(work / "8b")),
@@ -268,7 +274,8 @@ def main() -> int:
     log.unlink(missing_ok=True)
     outcomes: list[Outcome] = []
     for part in parts:
-        run_part(part, names, arguments.skip, {"build"} if arguments.no_build else set(), log, outcomes)
+        ready = {"build"} if arguments.no_build else set()
+        run_part(part, names, arguments.skip, ready, work / "step.json", log, outcomes)
         # After every part, so that a machine that goes away leaves what there was.
         text = table(head, outcomes)
         (out / "table.txt").write_text(text, encoding="utf-8")

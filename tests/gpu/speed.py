@@ -19,11 +19,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from qwen3app.abi.engine import Engine
-from qwen3app.abi.types import EngineInfo, EngineOptions, EngineRequest
+from qwen3app.abi.types import EngineInfo, EngineOptions, EngineRequest, EventKind
+from qwen3app.commands.workload import until_ended
 
 PEERS: dict[str, dict[str, float]] = json.loads((Path(__file__).parent / "peers.json").read_text())
 OPTIONS = EngineOptions(max_slots=256, token_budget=8192, prefix_cache=False, max_context=33_000)
-TOKEN, FINISHED = 1, 3
 BANDWIDTH, TENSOR_RATE = 4.5e12, 750e12  # bytes/s and FLOP/s that the bar of batched decode is made of
 
 
@@ -97,18 +97,13 @@ def play(engine: Engine, row: Row, vocab: int) -> float:
     started = time.monotonic()
     for request in requests:
         engine.submit(request)
-    alive, n_tokens, all_first, last = len(requests), 0, started, started
-    while alive:
-        for event in engine.poll(60_000).events:
-            if event[2] == TOKEN:
-                n_tokens += 1
-                last = event[11] * 1e-9
-                if event[10] == 0:
-                    all_first = last
-            elif event[2] == FINISHED:
-                alive -= 1
-                if event[8] not in (1, 2):
-                    raise SystemExit(f'speed: a request of "{row.name}" ended with reason {event[8]}.')
+    n_tokens, all_first, last = 0, started, started
+    for event in until_ended(engine, len(requests)):
+        if event[2] == EventKind.TOKEN:
+            n_tokens += 1
+            last = event[11] * 1e-9
+            if event[10] == 0:
+                all_first = last
     if row.kind == "decode":  # steps in which every request decodes
         return (last - all_first) / (row.n_output - 1) * 1e3
     if row.kind == "prefill":
