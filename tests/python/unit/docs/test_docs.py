@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def stops() -> list[tuple[str, str]]:
     text = (ROOT / "docs" / "data_path.md").read_text(encoding="utf-8")
-    return re.findall(r"`([\w./]+\.(?:py|cpp|h))::([\w.:]+)`", text)
+    return re.findall(r"`([\w./]+\.(?:py|cpp|h|cu))::([\w.:]+)`", text)
 
 
 def is_defined(text: str, symbol: str, suffix: str) -> bool:
@@ -29,6 +29,13 @@ def is_defined(text: str, symbol: str, suffix: str) -> bool:
     if len(names) > 1:  # Class::method, defined in this file
         return re.search(rf"\b{'::'.join(names)}\(", text) is not None
     return re.search(rf"\b(?:class|struct) {names[0]}\b|\b{names[0]}\([^;]*\)[^;]*\{{", text) is not None
+
+
+def test_the_kernels_of_the_table_exist() -> None:
+    text = (ROOT / "docs" / "data_path.md").read_text(encoding="utf-8")
+    table = text[text.index("Which kernel serves what") : text.index("## Up:")]
+    for name in set(re.findall(r"`(\w+)`", table)):
+        assert (ROOT / "native" / "src" / "backend" / "cuda" / f"{name}.cu").is_file(), f"there is no {name}.cu"
 
 
 def test_the_data_path_is_long_enough_to_be_one() -> None:

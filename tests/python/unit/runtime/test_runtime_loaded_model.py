@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qwen3app.abi import Engine, EngineOptions
-from qwen3app.errors import AppError, ModelError
+from qwen3app.errors import AppError, EngineError, ModelError, Status
 from qwen3app.runtime import GenerationParams, LoadedModel, Runtime
 from qwen3app.runtime.loaded_model import _count_token_ids
 
@@ -120,6 +120,15 @@ def test_options_out_of_range_name_the_flags(tiny_model_dir: Path) -> None:
     ):
         with pytest.raises(AppError, match=flag):
             LoadedModel.load(tiny_model_dir, options)
+
+
+def test_memory_that_does_not_suffice_names_the_flags(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise EngineError(Status.OUT_OF_MEMORY, "no room; raise gpu_memory_fraction or lower token_budget")
+
+    monkeypatch.setattr(Engine, "open", refuse)
+    with pytest.raises(EngineError, match="no room; raise --gpu-memory-fraction or lower --token-budget"):
+        LoadedModel.load(tiny_model_dir, SMALL)
 
 
 def test_a_pipe_in_place_of_the_tokenizer_is_refused_at_once(copy: Path) -> None:
