@@ -259,7 +259,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--thinking-budget",
-        type=_integer(1, 1 << 40),
+        type=whole_number(1, 1 << 40),
         metavar="TOKENS",
         help="a thought that gets this long is closed and answered, unless the request has a budget of its own "
         "(default: no limit)",
