@@ -205,6 +205,8 @@ typedef struct qwen3_info {
 /* Fills `info`. Its struct_size must be set by the caller. QWEN3_INVALID_ARGUMENT: NULL or too small. Never blocks. */
 QWEN3_API qwen3_status qwen3_engine_info(const qwen3_engine* engine, qwen3_info* info);
 
+#define QWEN3_STEP_SIZES 17
+
 /* Counters since the engine was opened, and gauges of now. */
 typedef struct qwen3_stats {
   size_t struct_size;
@@ -227,6 +229,7 @@ typedef struct qwen3_stats {
   uint64_t steps;
   uint64_t step_ns;           /* time spent in steps */
   uint64_t idle_checks;       /* integrity checks made when the engine fell idle */
+  uint64_t step_sizes[QWEN3_STEP_SIZES]; /* steps by their rows: [0] of one row, [i] of 2^(i-1)+1 .. 2^i; together `steps` */
 } qwen3_stats;
 
 /* Fills `stats`. Its struct_size must be set by the caller. QWEN3_INVALID_ARGUMENT: NULL or too small. Blocks for at most

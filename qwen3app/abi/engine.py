@@ -184,6 +184,7 @@ class Engine:
         self._check(self._lib.qwen3_engine_stats(self._alive(), native))
         values = {name: getattr(native, name) for name in EngineStats.__annotations__}
         values["failed"] = bool(values["failed"])
+        values["step_sizes"] = tuple(values["step_sizes"])
         return EngineStats(**values)
 
     def submit(self, request: EngineRequest) -> int:

@@ -149,6 +149,7 @@ class EngineStats:
     steps: int
     step_ns: int
     idle_checks: int
+    step_sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)

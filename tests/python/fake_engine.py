@@ -88,7 +88,7 @@ class FakeEngine:
         return self._info
 
     def stats(self) -> EngineStats:
-        values = dict.fromkeys(EngineStats.__annotations__, 0)
+        values: dict[str, object] = dict.fromkeys(EngineStats.__annotations__, 0)
         n_used = len(self.open_samples)
         values |= {
             "n_running": n_used,
@@ -97,6 +97,7 @@ class FakeEngine:
             "blocks_used": n_used,
             "generated_tokens": sum(self._counts.values()),
             "step_ns": 5_000_000,
+            "step_sizes": (2, 1, *[0] * 15),
         }
         return EngineStats(**{**values, "failed": self.failed})  # type: ignore[arg-type]
 

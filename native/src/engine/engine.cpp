@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 
@@ -22,6 +23,12 @@ int64_t now_ns() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
+
+// Where qwen3_stats.step_sizes counts a step of n_rows: the exponent of the next power of two.
+size_t step_size_bucket(int n_rows) {
+  const unsigned below = static_cast<unsigned>(std::max(n_rows, 1)) - 1;
+  return std::min<size_t>(std::bit_width(below), QWEN3_STEP_SIZES - 1);
 }
 
 }  // namespace
@@ -268,6 +275,7 @@ void Engine::land(Lock& lock) {
   counters_.steps++;
   counters_.step_ns += static_cast<uint64_t>(now - std::max(flight.issued_ns, landed_ns_));
   counters_.computed_tokens += static_cast<uint64_t>(flight.n_tokens);
+  counters_.step_sizes[step_size_bucket(flight.n_tokens)]++;
   landed_ns_ = now;
   events_.flush();
   if (n_postponed == flight.chunks.size()) wake_.wait_for(lock, kBlockedWait);

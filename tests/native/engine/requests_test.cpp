@@ -2,6 +2,7 @@
 // parameters of a request.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "check.h"
 #include "engine/host.h"
@@ -142,6 +143,16 @@ TEST("engine: a prompt counts once when its first sample is admitted, cancelled 
   CHECK_EQ(h.of(id, 0).end.n_cached, 0);
   CHECK_EQ(h.of(id, 1).end.n_cached, 64);
   h.check_idle();
+}
+
+TEST("engine: steps are counted by their size") {
+  Host h;
+  h.submit(Ask(text(20), 4));  // a step of 20 rows, then three of one
+  h.finish();
+  const qwen3_stats stats = h.engine->stats();
+  CHECK_EQ(stats.step_sizes[0], 3u);
+  CHECK_EQ(stats.step_sizes[5], 1u);
+  CHECK_EQ(std::accumulate(std::begin(stats.step_sizes), std::end(stats.step_sizes), uint64_t{0}), stats.steps);
 }
 
 TEST("engine: a cache salt keeps tenants apart") {
