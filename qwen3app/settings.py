@@ -6,14 +6,14 @@ Importing this costs nothing but argparse. Every wrong value becomes one sentenc
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qwen3app.argument_types import number, whole_number
 from qwen3app.errors import UsageError
+from qwen3app.guards import GuardSettings, add_guard_arguments
 
 if TYPE_CHECKING:
     from qwen3app.abi.types import EngineOptions
@@ -91,13 +91,12 @@ class ServeSettings:
     served_model_name: str | None = None  # None: the directory's name
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
-    api_key: str | None = None
-    open_metrics: bool = False
     thinking: bool = True
     thinking_budget: int | None = None  # tokens; None: no limit
     reasoning_fields: tuple[str, ...] = REASONING_FIELDS
     drain_seconds: float = 30.0
-    max_body_mb: float = 16.0
+    guards: GuardSettings = field(default_factory=GuardSettings)
+    metrics_compat: bool = True  # /metrics has vLLM's names too
 
     @property
     def log_level(self) -> str:
@@ -111,19 +110,17 @@ class ServeSettings:
             if port is not None and port != args.port:
                 raise UsageError(f"--addr says port {port} and --port says {args.port}; give one of them.")
             port = args.port
-        key = args.api_key if args.api_key is not None else os.environ.get("QWEN3_API_KEY") or None
         return cls(
             engine=EngineSettings.from_args(args),
             served_model_name=args.served_model_name,
             host=host or DEFAULT_HOST,
             port=DEFAULT_PORT if port is None else port,
-            api_key=key,
-            open_metrics=args.open_metrics,
             thinking=args.thinking,
             thinking_budget=args.thinking_budget,
             reasoning_fields=REASONING_FIELDS if args.reasoning_field == "both" else (args.reasoning_field,),
             drain_seconds=args.drain_seconds,
-            max_body_mb=args.max_body_mb,
+            guards=GuardSettings.from_args(args),
+            metrics_compat=args.metrics_compat == "vllm",
         )
 
 
@@ -188,14 +185,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--kv-gb",
-        type=_number(0.0, 1 << 20),
+        type=number(0.0, 1 << 20),
         default=0.0,
         metavar="GIB",
         help="memory for the KV cache in GiB (default: chosen from the free memory)",
     )
     group.add_argument(
         "--gpu-memory-fraction",
-        type=_number(0.01, 1.0),
+        type=number(0.01, 1.0),
         default=0.0,
         metavar="SHARE",
         help="share of all of the GPU's memory that weights, workspace and KV cache may take together, never more than "
@@ -242,16 +239,6 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--served-model-name", type=_name, metavar="NAME", help="model name in the API (default: the directory's name)"
     )
     group.add_argument(
-        "--api-key",
-        type=_api_key,
-        metavar="KEY",
-        help="key that clients must send, as `Authorization: Bearer KEY` or `x-api-key: KEY` (default: $QWEN3_API_KEY, "
-        "else none is needed)",
-    )
-    group.add_argument(
-        "--open-metrics", action="store_true", help="let /metrics be read without the key, as /health always can be"
-    )
-    group.add_argument(
         "--no-think",
         dest="thinking",
         action="store_false",
@@ -272,18 +259,18 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--drain-seconds",
-        type=_number(0.0, 86400.0),
+        type=number(0.0, 86400.0),
         default=30.0,
         metavar="SECONDS",
         help="time that running requests get to finish after SIGTERM (default: 30)",
     )
     group.add_argument(
-        "--max-body-mb",
-        type=_number(0.001, 4096.0),
-        default=16.0,
-        metavar="MB",
-        help="largest request body in MB (default: 16)",
+        "--metrics-compat",
+        choices=("vllm", "none"),
+        default="vllm",
+        help="whose metric names /metrics has beside its own (default: vllm)",
     )
+    add_guard_arguments(parser)
     add_engine_arguments(parser)
 
 
@@ -338,41 +325,8 @@ def parse_address(text: str) -> tuple[str | None, int | None]:
     return host or None, int(port)
 
 
-class whole_number:
-    """argparse type: a whole number within limits."""
-
-    def __init__(self, low: int, high: int) -> None:
-        self._low = low
-        self._high = high
-
-    def __call__(self, text: str) -> int:
-        if not re.fullmatch(r"-?[0-9]{1,40}", text):
-            raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a whole number")
-        value = int(text)
-        if not self._low <= value <= self._high:
-            raise argparse.ArgumentTypeError(f"must be from {self._low} to {self._high}, got {value}")
-        return value
-
-
-class _number:
-    """argparse type: a finite number within limits."""
-
-    def __init__(self, low: float, high: float) -> None:
-        self._low = low
-        self._high = high
-
-    def __call__(self, text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not math.isfinite(value) or not self._low <= value <= self._high:
-            raise argparse.ArgumentTypeError(f"must be from {self._low:g} to {self._high:g}, got {text}")
-        return value
-
-
 def _yarn(text: str) -> float:
-    value = _number(0.0, 64.0)(text)
+    value = number(0.0, 64.0)(text)
     if value <= 1.0:
         raise argparse.ArgumentTypeError(f"must be above 1 and at most 64, got {text}")
     return value
@@ -388,10 +342,4 @@ def _device(text: str) -> str:
 def _name(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise argparse.ArgumentTypeError("must be a name of printable characters")
-    return text
-
-
-def _api_key(text: str) -> str:
-    if not text or not text.isascii() or not text.isprintable() or text != text.strip():
-        raise argparse.ArgumentTypeError("must be printable ASCII characters without blanks at the ends")
     return text

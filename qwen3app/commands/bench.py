@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from qwen3app.argument_types import whole_number
 from qwen3app.commands.format import format_bytes, format_count, print_json
 from qwen3app.commands.measuring import (
     add_measuring_arguments,
@@ -27,7 +28,7 @@ from qwen3app.commands.measuring import (
     open_for_writing,
     whole_numbers,
 )
-from qwen3app.settings import resolve_model_dir, whole_number
+from qwen3app.settings import resolve_model_dir
 
 if TYPE_CHECKING:
     from qwen3app.abi.engine import Engine

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qwen3app import __version__
+from qwen3app.argument_types import whole_number
 from qwen3app.errors import EngineError, UsageError
-from qwen3app.settings import EngineSettings, add_engine_arguments, resolve_model_dir, whole_number
+from qwen3app.settings import EngineSettings, add_engine_arguments, resolve_model_dir
 
 if TYPE_CHECKING:
     from qwen3app.abi.engine import Engine

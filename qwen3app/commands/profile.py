@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from qwen3app.argument_types import whole_number
 from qwen3app.commands.format import print_json
 from qwen3app.commands.measuring import (
     add_measuring_arguments,
@@ -26,7 +27,7 @@ from qwen3app.commands.measuring import (
     measured_engine,
     open_for_writing,
 )
-from qwen3app.settings import resolve_model_dir, whole_number
+from qwen3app.settings import resolve_model_dir
 
 if TYPE_CHECKING:
     from qwen3app.abi.engine import Engine

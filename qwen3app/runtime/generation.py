@@ -196,6 +196,12 @@ class Generation:
         for request in dict.fromkeys(choice.request for choice in self._choices if choice.finish_event is None):
             self._cancel(request, -1)
 
+    def give_up(self, error: AppError) -> None:
+        """Ends what still runs; the reader gets what has been made, then meets `error`."""
+        if self._n_open and self.error is None:
+            self.error = error
+            self.cancel()
+
     async def aclose(self) -> None:
         """Leaves the stream: cancels what still runs."""
         self.cancel()
@@ -344,6 +350,8 @@ class Generation:
                     break
             elif event[2] == _FINISHED:
                 finish_reason = _REASONS.get(event[8], "error")  # type: ignore[call-overload]
+                if finish_reason == "abort" and self.error is not None:
+                    finish_reason = "error"  # given up
         if ids:
             delta = output.push(ids)
             content, reasoning = delta.content, delta.reasoning

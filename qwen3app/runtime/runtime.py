@@ -23,6 +23,7 @@ from qwen3app.runtime.generation import Generation, _Choice
 from qwen3app.runtime.loaded_model import LoadedModel
 from qwen3app.runtime.observations import Observations
 from qwen3app.runtime.params import GenerationParams, check_params, with_defaults
+from qwen3app.runtime.tenant import salted
 from qwen3app.runtime.thought_budget import ThoughtBudget
 from qwen3app.text.output import OutputStream
 
@@ -140,6 +141,7 @@ class Runtime:
         params = with_defaults(params, self.model.defaults)
         tokenizer = self.model.tokenizer
         check_params(params, self.model.info.n_token_ids)
+        params = replace(params, cache_salt=salted(params.cache_salt))  # here, for continuations have another context
         if len(prompts) * params.n > _MAX_CHOICES:
             raise RequestError(
                 f"{len(prompts)} prompts with n {params.n} make more than {_MAX_CHOICES} answers; send fewer at once.",

@@ -174,15 +174,22 @@ class AccessLog:
 async def send_error(error: BaseException, send: Send) -> None:
     """Answers with the error's reply."""
     reply = describe(error) or internal_error()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(reply.body)).encode())]
+    headers = [(b"content-type", b"application/json")]
     headers += [(name.lower().encode(), value.encode()) for name, value in reply.headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body, "more_body": False})
+    await send_plain(reply.status, headers, reply.body, send)
+
+
+async def send_plain(status: int, headers: list[tuple[bytes, bytes]], body: bytes, send: Send) -> None:
+    """Answers in one piece, from a layer before the routes."""
+    if status != 204:
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _is_probe(scope: Scope) -> bool:
     """Health checks and scrapes come every few seconds: their lines are shown from --log-level debug on."""
-    return scope["path"] in ("/health", "/healthz", "/metrics")
+    return scope["path"] in ("/health", "/healthz", "/readyz", "/metrics")
 
 
 def _request_id(scope: Scope) -> str:

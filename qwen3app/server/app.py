@@ -1,4 +1,4 @@
-"""Puts the server together: routes -> Litestar -> Gate -> AccessLog. The result is one ASGI app."""
+"""Puts the server together: routes -> Litestar -> Gate -> Cors -> AccessLog. The result is one ASGI app."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from litestar.types import ASGIApp
 from qwen3app.server.access_log import AccessLog, Log, record_of
 from qwen3app.server.chat_completions import create_chat_completion
 from qwen3app.server.completions import create_completion
+from qwen3app.server.cors import Cors
 from qwen3app.server.gate import Gate
-from qwen3app.server.health import health
+from qwen3app.server.health import health, liveness
 from qwen3app.server.metrics import metrics
 from qwen3app.server.models import get_model, index, list_models, version
 from qwen3app.server.openai_errors import describe, internal_error
@@ -28,6 +29,7 @@ _ROUTES = [
     list_models,
     get_model,
     health,
+    liveness,
     metrics,
     tokenize,
     detokenize,
@@ -55,12 +57,16 @@ def make_app(state: ServerState, log: Log) -> ASGIApp:
             reply = internal_error()
         return Response(reply.body, status_code=reply.status, headers=reply.headers, media_type="application/json")
 
+    guards = state.settings.guards
     litestar = Litestar(
         route_handlers=_ROUTES,
         state=State({"server": state}),
         exception_handlers={Exception: on_error},
-        request_max_body_size=int(state.settings.max_body_mb * 1_000_000),
+        request_max_body_size=int(guards.max_body_mb * 1_000_000),
         openapi_config=None,
         logging_config=None,
     )
-    return AccessLog(Gate(litestar, state), log, state.http)
+    app: ASGIApp = Gate(litestar, state)
+    if guards.cors_origins:
+        app = Cors(app, guards.cors_origins)
+    return AccessLog(app, log, state.http)

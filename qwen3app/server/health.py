@@ -1,4 +1,8 @@
-"""GET /health and /healthz: 200 when requests are taken, else 503 and why. No key is needed."""
+"""GET /health, /readyz and /healthz; no key is needed.
+
+/health and /readyz are 200 when requests are taken, else 503 and why: for load balancers. /healthz is 200 as long as
+the process is well, while it loads or drains too: only what a supervisor should start anew has another answer.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,25 @@ from qwen3app.server.sse import JsonReply, Reply
 if TYPE_CHECKING:
     from qwen3app.server.state import ServerState
 
+PROBES = frozenset({"/health", "/healthz", "/readyz"})
 
-@get(["/health", "/healthz"])
+
+@get(["/health", "/readyz"])
 async def health(request: Request[Any, Any, Any]) -> Reply:
-    """Readiness and liveness in one."""
+    """Readiness."""
     status, body = describe_health(request.app.state.server)
     return JsonReply(to_json(body), status)
 
 
+@get("/healthz")
+async def liveness(request: Request[Any, Any, Any]) -> Reply:
+    """Liveness."""
+    _, body = describe_health(request.app.state.server)
+    return JsonReply(to_json(body), 503 if body["status"] == "failed" else 200)
+
+
 def describe_health(state: ServerState) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body."""
+    """HTTP status and body of readiness."""
     if state.failure is None and state.serving is not None:
         try:
             if state.serving.model.engine.stats().failed:

@@ -26,8 +26,10 @@ from qwen3app.errors import AppError, UsageError
 from qwen3app.settings import LOG_LEVELS, ServeSettings, resolve_model_dir
 
 if TYPE_CHECKING:
+    import ssl
     from pathlib import Path
 
+    from qwen3app.guards import GuardSettings
     from qwen3app.runtime import LoadedModel
     from qwen3app.server.access_log import Log
     from qwen3app.server.state import ServerState
@@ -37,13 +39,12 @@ FAILED_SECONDS = 10.0
 # After the answers have ended, how long slow readers get for the last bytes.
 _FLUSH_SECONDS = 3
 _BACKLOG = 2048
-# Request line and headers together; the body has --max-body-mb.
-_MAX_HEAD_BYTES = 256 * 1024
 
 
 def run_server(settings: ServeSettings) -> int:
     """Serves until a signal ends it. Returns the exit code; raises AppError where it cannot even begin."""
     directory = resolve_model_dir(settings.engine.model)
+    tls = tls_context(settings.guards)
     listener = bind(settings.host, settings.port)
     loader = Loader(directory, settings)  # before the heavy imports below: it loads while they do
     try:
@@ -51,7 +52,7 @@ def run_server(settings: ServeSettings) -> int:
 
         log = Log(settings.log_level)
         _route_logging(log)
-        return _loop_runner(Life(settings, directory, listener, loader, log))
+        return _loop_runner(Life(settings, directory, listener, loader, log, tls))
     finally:
         loader.abandon()
         listener.close()
@@ -86,6 +87,33 @@ def _bind_sentence(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is no address of this machine; use 127.0.0.1, 0.0.0.0 or one of its own with --addr."
     return f"{host}:{port} cannot be listened on: {error.strerror}."
+
+
+def tls_context(guards: GuardSettings) -> ssl.SSLContext | None:
+    """For HTTPS, or None where it is not asked for; one sentence where the files do not serve."""
+    if guards.tls_cert is None or guards.tls_key is None:
+        return None
+    import ssl
+
+    for flag, path in (("--tls-cert", guards.tls_cert), ("--tls-key", guards.tls_key)):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise UsageError(f"The file {path} of {flag} cannot be read: {error.strerror}.") from None
+
+    def no_passphrase() -> str:
+        raise UsageError(f"The key {guards.tls_key} of --tls-key has a passphrase; give one that has none.")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(guards.tls_cert, guards.tls_key, no_passphrase)
+    except ssl.SSLError as error:
+        raise UsageError(
+            f"{guards.tls_cert} and {guards.tls_key} are no certificate chain and its private key, both as PEM "
+            f"({error.reason or error})."
+        ) from None
+    return context
 
 
 class Loader:
@@ -164,7 +192,13 @@ class Life:
     """One server from listening to its end. On the event loop's thread."""
 
     def __init__(
-        self, settings: ServeSettings, directory: Path, listener: socket.socket, loader: Loader, log: Log
+        self,
+        settings: ServeSettings,
+        directory: Path,
+        listener: socket.socket,
+        loader: Loader,
+        log: Log,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         from qwen3app.server.access_log import HttpObservations
         from qwen3app.server.sse import Heartbeat
@@ -174,6 +208,7 @@ class Life:
         self._listener = listener
         self._loader = loader
         self._log = log
+        self._tls = tls
         name = settings.served_model_name or directory.resolve().name
         self.state: ServerState = ServerState(settings, name, HttpObservations(), Heartbeat())
         self._error: BaseException | None = None
@@ -188,12 +223,14 @@ class Life:
         import uvicorn.lifespan.off  # uvicorn finds it by name, which a packer of executables cannot see
 
         from qwen3app.server.app import make_app
+        from qwen3app.server.protocol import make_protocol
 
+        tls = self._tls
         self._loader.log_to(self._log)
         config = uvicorn.Config(
             make_app(self.state, self._log),
             loop="none",
-            http=_protocol(),
+            http=make_protocol(self._settings.guards),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -202,12 +239,13 @@ class Life:
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=75,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
             timeout_graceful_shutdown=_FLUSH_SECONDS,
         )
         host, port = self._listener.getsockname()[:2]
         self._server = _make_server(config)
-        self._log.write("listening", address=f"{host}:{port}", message=f"http://{_url_host(host)}:{port}")
+        scheme = "http" if tls is None else "https"
+        self._log.write("listening", address=f"{host}:{port}", message=f"{scheme}://{_url_host(host)}:{port}")
         loading = self._task(self._load())
         watching = self._task(self._watch_progress())
         with self._signals():
@@ -318,34 +356,6 @@ class Life:
     async def _end_after_failure(self) -> None:
         await asyncio.sleep(FAILED_SECONDS)
         self._server.should_exit = True
-
-
-def _protocol() -> type[asyncio.Protocol]:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    class BoundedHeadProtocol(HttpToolsProtocol):
-        """uvicorn's protocol with a bound on the head of a request, which would otherwise be stored without end."""
-
-        _in_head = True
-        _head_bytes = 0
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if not self._in_head or self.transport.is_closing():
-                return
-            self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self.send_400_response("The head of the request is too large.")
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._in_head, self._head_bytes = True, 0
-
-        def on_headers_complete(self) -> None:
-            self._in_head = False
-            super().on_headers_complete()
-
-    return BoundedHeadProtocol
 
 
 def _make_server(config: Any) -> Any:

@@ -1,12 +1,15 @@
 """GET /metrics: Prometheus text, our names (`qwen3_*`) and the vLLM names that dashboards and autoscalers know.
 
+vLLM's names carry its `engine` label too, and --metrics-compat none leaves them out.
+
 Nothing is counted here. A scrape reads the engine's stats, the runtime's observations and the HTTP counts, so that a
 token costs no metric work beyond one list increment. One table below gives each figure both its names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from litestar import Request, get
@@ -18,7 +21,11 @@ from qwen3app import __version__
 from qwen3app.server.sse import JsonReply, Reply
 
 if TYPE_CHECKING:
+    from qwen3app.runtime import LoadedModel
     from qwen3app.server.state import ServerState, Serving
+
+
+_VLLM = "vllm:"
 
 
 class _Name(NamedTuple):
@@ -79,6 +86,11 @@ _HISTOGRAMS: dict[str, _Name] = {
     "params_n": _Name("request_params_n", ("request_params_n",), "n of the requests."),
     "params_max_tokens": _Name("request_params_max_tokens", ("request_params_max_tokens",), "max_tokens asked for."),
 }
+_KV_USAGE = _Name(
+    "kv_usage_ratio", ("kv_cache_usage_perc", "gpu_cache_usage_perc"), "Share of KV blocks in use, 0 to 1."
+)
+_STEP_TOKENS = _Name("step_tokens", ("iteration_tokens_total",), "Token rows of a step, by step.")
+_FINISHED = _Name("samples_finished", ("request_success",), "Samples by finish reason.")
 
 
 class ServerCollector(Collector):
@@ -101,34 +113,27 @@ class ServerCollector(Collector):
         name, (model, runtime) = self._state.model_name, serving
         stats = model.engine.stats()
         for field, names in _GAUGES.items():
-            for full in _full(names):
+            for full in self._full(names):
                 yield _gauge(full, names.help, getattr(stats, field), name)
         for field, names in _COUNTERS.items():
-            for full in _full(names):
+            for full in self._full(names):
                 yield _counter(full, names.help, getattr(stats, field), name)
         usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-        for full in ("qwen3_kv_usage_ratio", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
-            yield _gauge(full, "Share of KV blocks in use, 0 to 1.", usage, name)
+        for full in self._full(_KV_USAGE):
+            yield _gauge(full, _KV_USAGE.help, usage, name)
+        for full in self._full(_STEP_TOKENS):
+            yield _histogram(full, _STEP_TOKENS.help, _step_buckets(stats.step_sizes), stats.computed_tokens, name)
         yield _counter("qwen3_engine_step_seconds", "Time spent in steps.", stats.step_ns * 1e-9, name)
         yield _gauge("qwen3_generations_running", "Answers that are being made.", runtime.n_active, name)
         yield _counter("qwen3_reasoning_tokens", "Tokens inside thoughts.", runtime.observations.reasoning_tokens, name)
-        yield from _finished(name, runtime.observations.finished)
+        yield from self._finished(name, runtime.observations.finished)
         for field, names in _HISTOGRAMS.items():
             histogram = getattr(runtime.observations, field)
-            for full in _full(names):
-                family = HistogramMetricFamily(full, names.help, labels=["model_name"])
-                family.add_metric([name], histogram.buckets(), histogram.sum)
-                yield family
+            for full in self._full(names):
+                yield _histogram(full, names.help, histogram.buckets(), histogram.sum, name)
         info = model.info
-        cache = {
-            "block_size": str(info.block_size),
-            "num_gpu_blocks": str(info.n_blocks),
-            "enable_prefix_caching": str(info.prefix_cache),
-            "cache_dtype": "bfloat16",
-        }
-        config = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=["model_name", *cache])
-        config.add_metric([name, *cache.values()], 1)
-        yield config
+        if self._state.settings.metrics_compat:
+            yield _cache_config(name, model)
         for full, what, value in (
             ("qwen3_weight_bytes", "Bytes of weights.", info.weight_bytes),
             ("qwen3_kv_bytes", "Bytes of the KV pool.", info.kv_bytes),
@@ -136,6 +141,20 @@ class ServerCollector(Collector):
             ("qwen3_max_context_tokens", "Longest request, in tokens.", info.max_context),
         ):
             yield _gauge(full, what, value, name)
+
+    def _full(self, names: _Name) -> list[str]:
+        aliases = names.vllm if self._state.settings.metrics_compat else ()
+        return [f"qwen3_{names.ours}", *(_VLLM + alias for alias in aliases)]
+
+    def _finished(self, model: str, finished: dict[str, int]) -> Iterator[Metric]:
+        """Samples by why they ended. All reasons are always there, so that rates begin at 0."""
+        counts = {"stop": 0, "length": 0, "abort": 0, "error": 0} | finished
+        for name in self._full(_FINISHED):
+            labels = _labels(name, model)
+            family = CounterMetricFamily(name, _FINISHED.help, labels=[*labels, "finished_reason"])
+            for reason, count in counts.items():
+                family.add_metric([*labels.values(), reason], count)
+            yield family
 
     def _http(self) -> Iterator[Metric]:
         http = self._state.http
@@ -154,30 +173,51 @@ class ServerCollector(Collector):
         yield _gauge("http_requests_open", "HTTP requests being answered.", http.n_open)
 
 
-def _full(names: _Name) -> list[str]:
-    return [f"qwen3_{names.ours}", *(f"vllm:{alias}" for alias in names.vllm)]
+def _labels(metric: str, model: str | None) -> dict[str, str]:
+    if model is None:
+        return {}
+    return {"model_name": model, "engine": "0"} if metric.startswith(_VLLM) else {"model_name": model}
 
 
 def _gauge(name: str, what: str, value: float, model: str | None = None) -> Metric:
-    family = GaugeMetricFamily(name, what, labels=["model_name"] if model is not None else [])
-    family.add_metric([model] if model is not None else [], value)
+    labels = _labels(name, model)
+    family = GaugeMetricFamily(name, what, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
     return family
 
 
 def _counter(name: str, what: str, value: float, model: str) -> Metric:
-    family = CounterMetricFamily(name, what, labels=["model_name"])
-    family.add_metric([model], value)
+    labels = _labels(name, model)
+    family = CounterMetricFamily(name, what, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
     return family
 
 
-def _finished(model: str, finished: dict[str, int]) -> Iterator[Metric]:
-    """Samples by why they ended. All reasons are always there, so that rates begin at 0."""
-    counts = {"stop": 0, "length": 0, "abort": 0, "error": 0} | finished
-    for name in ("qwen3_samples_finished", "vllm:request_success"):
-        family = CounterMetricFamily(name, "Samples by finish reason.", labels=["model_name", "finished_reason"])
-        for reason, count in counts.items():
-            family.add_metric([model, reason], count)
-        yield family
+def _histogram(name: str, what: str, buckets: list[tuple[str, float]], total: float, model: str) -> Metric:
+    labels = _labels(name, model)
+    family = HistogramMetricFamily(name, what, labels=list(labels))
+    family.add_metric(list(labels.values()), buckets, total)
+    return family
+
+
+def _step_buckets(step_sizes: Sequence[int]) -> list[tuple[str, float]]:
+    """The engine counts steps by the power of two that holds their rows; the last count has no bound."""
+    bounds = [repr(float(1 << i)) for i in range(len(step_sizes) - 1)] + ["+Inf"]
+    return list(zip(bounds, map(float, accumulate(step_sizes)), strict=True))
+
+
+def _cache_config(name: str, model: LoadedModel) -> Metric:
+    info = model.info
+    cache = {
+        "block_size": str(info.block_size),
+        "num_gpu_blocks": str(info.n_blocks),
+        "enable_prefix_caching": str(info.prefix_cache),
+        "cache_dtype": "bfloat16",
+    }
+    labels = _labels(_VLLM, name) | cache
+    config = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=list(labels))
+    config.add_metric(list(labels.values()), 1)
+    return config
 
 
 @get("/metrics")

@@ -42,6 +42,10 @@ class ErrorReply:
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def phrase(self) -> str:
+        return HTTPStatus(self.status).phrase
+
 
 _TYPES = {
     400: "invalid_request_error",
@@ -53,9 +57,18 @@ _TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
-_DEFAULT_CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_DEFAULT_CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    431: "request_head_too_large",
+}
 
 # Engine statuses that a client can meet after admission has been checked: HTTP status, code, Retry-After in seconds.
 _ENGINE = {
@@ -88,6 +101,11 @@ def describe(error: BaseException) -> ErrorReply | None:
     if isinstance(status_code, int) and 400 <= status_code < 500:
         return _routing_error(status_code, error)
     return None
+
+
+def error_reply(status: int, message: str) -> ErrorReply:
+    """For what goes wrong below the app: the protocol's bounds."""
+    return _reply(status, message, None, None)
 
 
 def internal_error() -> ErrorReply:

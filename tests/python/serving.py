@@ -16,7 +16,7 @@ from fake_engine import FakeEngine
 from qwen3app.runtime import ChoiceDelta, Generation, LoadedModel
 from qwen3app.runtime import runtime as runtime_module
 from qwen3app.server.access_log import Log
-from qwen3app.server.main import Life, bind
+from qwen3app.server.main import Life, bind, tls_context
 from qwen3app.settings import ServeSettings
 from qwen3app.text.generation_config import SamplingDefaults
 from qwen3app.text.template import ChatTemplate
@@ -116,7 +116,7 @@ async def serving(
     host, port = listener.getsockname()[:2]
     options = ServeSettings(**{"drain_seconds": 5.0, "served_model_name": "fake", **settings})
     loader = loader or FakeLoader(model)
-    life = Life(options, Path("models/fake"), listener, loader, Log("info"))  # type: ignore[arg-type]
+    life = Life(options, Path("models/fake"), listener, loader, Log("info"), tls_context(options.guards))  # type: ignore[arg-type]
     task = asyncio.create_task(life.run())
     async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=20) as client:
         while life._server is None or not life._server.started or (model is not None and life.state.serving is None):

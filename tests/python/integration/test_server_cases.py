@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from served import ROOT, RealServer, StartServer
+from served import ROOT, RealServer, StartServer, wait_for
 
 BLOCK = 32  # tokens of a KV block: what the prefix cache shares
 
@@ -67,6 +67,23 @@ def test_b36_the_second_turn_reuses_the_first_ones_prompt_with_thinking_off(real
     assert cached >= rendered["count"] // BLOCK * BLOCK
 
 
+def test_b81_keys_and_salts_keep_tenants_apart(start_server: StartServer, tiny_model_dir: Path) -> None:
+    server = start_server(tiny_model_dir, "--api-key", "first", "--api-key", "second")
+    prompt = "A prompt that fills some blocks of the cache. " * 12
+
+    def cached(key: str, **fields: Any) -> int:
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 1} | fields
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": key}, timeout=60)
+        assert reply.status_code == 200, reply.text
+        return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("first") == 0 and cached("first") >= BLOCK
+    assert cached("second") == 0 and cached("second") >= BLOCK
+    assert cached("first", cache_salt="a") == 0 and cached("first", cache_salt="a") >= BLOCK
+    assert cached("first", cache_salt="b") == 0 and cached("second", cache_salt="a") == 0
+    server.stop()
+
+
 @pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root and unshare")
 def test_b102_a_local_model_needs_no_network(tiny_model_dir: Path) -> None:
     """In a network namespace without interfaces, not even loopback."""
@@ -82,3 +99,19 @@ def test_b102_a_local_model_needs_no_network(tiny_model_dir: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "network" not in done.stderr.lower()
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root and unshare")
+def test_b102_a_server_starts_without_a_network(tiny_model_dir: Path, tmp_path: Path) -> None:
+    command = ["unshare", "--net", sys.executable, "-m", "qwen3app.cli", "serve", "--model", str(tiny_model_dir)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--addr", "0.0.0.0:0", "--kv-gb", "0.1"],
+            stderr=log,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+        )
+    server = RealServer(process, "", tmp_path / "log")
+    wait_for(server, '"event":"ready"')
+    assert server.stop() == 0
+    assert '"level":"warning"' not in server.log and '"level":"error"' not in server.log

@@ -16,10 +16,13 @@ from fake_engine import FakeEngine, Reply
 from serving import FakeLoader, TestServer, TextParts, events_of, make_model, serving
 
 from qwen3app.errors import ModelError, UsageError
+from qwen3app.guards import GuardSettings
 from qwen3app.server import main
 from qwen3app.server.access_log import AccessLog, HttpObservations, Log
 from qwen3app.server.main import bind
 from qwen3app.server.metrics import _COUNTERS, _GAUGES, _HISTOGRAMS
+
+_MAX_HEAD_BYTES = GuardSettings().max_head_kb * 1024
 
 
 def says(parts: TextParts, text: str) -> Reply:
@@ -57,7 +60,9 @@ async def test_names_with_slashes(text_parts: TextParts) -> None:
 
 
 async def test_b69_bodies_that_are_no_requests(text_parts: TextParts) -> None:
-    async with serving(make_model(text_parts, FakeEngine(says(text_parts, "a"))), max_body_mb=0.1) as server:
+    async with serving(
+        make_model(text_parts, FakeEngine(says(text_parts, "a"))), guards=GuardSettings(max_body_mb=0.1)
+    ) as server:
         path = "/v1/chat/completions"
         for content in (b"", b"{", b"nonsense", b'{"messages": "\xff\xfe"}', b'{"a":1}x', b'{"messages":[{"role":"us'):
             response = await server.client.post(path, content=content, headers={"content-type": "application/json"})
@@ -100,7 +105,7 @@ async def test_unknown_routes_and_methods(text_parts: TextParts) -> None:
 
 async def test_b74_every_route_needs_the_key(text_parts: TextParts) -> None:
     model = make_model(text_parts, FakeEngine(says(text_parts, "a")))
-    async with serving(model, api_key="s3cret") as server:
+    async with serving(model, guards=GuardSettings(api_keys=("s3cret",))) as server:
         routes = [
             ("POST", "/v1/chat/completions"),
             ("POST", "/v1/completions"),
@@ -139,9 +144,11 @@ async def test_b74_every_route_needs_the_key(text_parts: TextParts) -> None:
             {"x-api-key": "s3cret"},
         ):
             assert (await server.client.get("/v1/models", headers=headers)).status_code == 200
-        assert (await server.client.get("/health")).status_code == 200
-        assert (await server.client.get("/healthz")).status_code == 200
-    async with serving(make_model(text_parts, FakeEngine()), api_key="s3cret", open_metrics=True) as server:
+        for path in ("/health", "/healthz", "/readyz"):
+            assert (await server.client.get(path)).status_code == 200
+    async with serving(
+        make_model(text_parts, FakeEngine()), guards=GuardSettings(api_keys=("s3cret",), open_metrics=True)
+    ) as server:
         assert (await server.client.get("/metrics")).status_code == 200
         assert (await server.client.get("/v1/models")).status_code == 401
 
@@ -150,6 +157,8 @@ async def test_loading(text_parts: TextParts) -> None:
     loader = FakeLoader(None)
     async with serving(None, loader) as server:
         await asyncio.sleep(0.1)
+        assert (await server.client.get("/healthz")).status_code == 200
+        assert (await server.client.get("/readyz")).status_code == 503
         health = await server.client.get("/health")
         assert health.status_code == 503
         assert health.json() == {"status": "loading", "phase": "weights", "done": 1, "total": 4, "progress": 0.25}
@@ -219,6 +228,8 @@ async def test_b89_engine_failure(text_parts: TextParts, monkeypatch: pytest.Mon
         assert (response.status_code, error_of(response)["code"]) == (500, "generation_failed")
         health = await server.client.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "failed"
+        for path in ("/healthz", "/readyz"):
+            assert (await server.client.get(path)).status_code == 503
         response = await server.chat({})
         assert (response.status_code, error_of(response)["code"]) == (503, "engine_failed")
         assert await asyncio.wait_for(asyncio.shield(server.task), 10) == 1
@@ -240,6 +251,7 @@ async def test_drain(text_parts: TextParts) -> None:
         await asyncio.sleep(0.02)
         health = await server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "draining")
+        assert (await server.client.get("/healthz")).status_code == 200  # nobody should start it anew
         refused = await server.chat({})
         assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
         chunks = events_of((await running).text)
@@ -280,13 +292,17 @@ async def test_metrics(text_parts: TextParts) -> None:
     text = response.text
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     n_tokens = len(text_parts.tokenizer.encode_raw("one two three")) + 1
-    for prefix in ("qwen3_", "vllm:"):
-        assert float(samples[prefix + 'generation_tokens_total{model_name="fake"}']) == n_tokens
-        assert float(samples[prefix + 'time_to_first_token_seconds_count{model_name="fake"}']) == 1
-        assert float(samples[prefix + 'inter_token_latency_seconds_count{model_name="fake"}']) == n_tokens - 1
-    assert samples['vllm:request_success_total{finished_reason="stop",model_name="fake"}'] == "1.0"
-    assert samples['vllm:request_success_total{finished_reason="abort",model_name="fake"}'] == "0.0"
-    assert float(samples['vllm:kv_cache_usage_perc{model_name="fake"}']) == 0
+    for prefix, engine in (("qwen3_", ""), ("vllm:", 'engine="0",')):
+        labels = f'{{{engine}model_name="fake"}}'
+        assert float(samples[f"{prefix}generation_tokens_total{labels}"]) == n_tokens
+        assert float(samples[f"{prefix}time_to_first_token_seconds_count{labels}"]) == 1
+        assert float(samples[f"{prefix}inter_token_latency_seconds_count{labels}"]) == n_tokens - 1
+    # the fake engine counts two steps of one row and one of two
+    steps = [value for name, value in samples.items() if name.startswith("vllm:iteration_tokens_total_bucket")]
+    assert [float(value) for value in steps] == [2.0] + [3.0] * 16
+    assert samples['vllm:request_success_total{engine="0",finished_reason="stop",model_name="fake"}'] == "1.0"
+    assert samples['vllm:request_success_total{engine="0",finished_reason="abort",model_name="fake"}'] == "0.0"
+    assert float(samples['vllm:kv_cache_usage_perc{engine="0",model_name="fake"}']) == 0
     assert samples['http_requests_total{handler="/v1/chat/completions",method="POST",status="200"}'] == "1.0"
     assert samples['http_requests_total{handler="other",method="GET",status="404"}'] == "1.0"
     assert "vllm:cache_config_info{" in text and "process_resident_memory_bytes" in text
@@ -313,6 +329,7 @@ async def test_metrics(text_parts: TextParts) -> None:
         "request_params_max_tokens",
         "time_per_output_token_seconds",
         "gpu_cache_usage_perc",
+        "iteration_tokens_total",
     ):
         assert f"vllm:{name}" in text, name
 
@@ -433,15 +450,15 @@ async def test_a_head_without_end_is_cut_off(text_parts: TextParts, chunk: bytes
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-first: ")
         with contextlib.suppress(ConnectionError):
-            for _ in range(2 * main._MAX_HEAD_BYTES // len(chunk)):
+            for _ in range(2 * _MAX_HEAD_BYTES // len(chunk)):
                 writer.write(chunk)
                 await writer.drain()
         with contextlib.suppress(ConnectionError):  # what it had sent may meet a closed socket
-            assert b"400 Bad Request" in await reader.read()
+            assert b"431 Request Header Fields Too Large" in await reader.read()
         writer.close()
         # a long head, and a body far beyond the head's bound on the same connection, are fine
-        headers = {"x-long": "a" * (main._MAX_HEAD_BYTES // 2)}
-        body = {"prompt": "hi", "user": "a" * (2 * main._MAX_HEAD_BYTES), "max_tokens": 1}
+        headers = {"x-long": "a" * (_MAX_HEAD_BYTES // 2)}
+        body = {"prompt": "hi", "user": "a" * (2 * _MAX_HEAD_BYTES), "max_tokens": 1}
         assert (await server.post("/v1/completions", body, headers=headers)).status_code == 200
         assert (await server.client.get("/health", headers=headers)).status_code == 200
 

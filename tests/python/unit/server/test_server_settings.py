@@ -28,7 +28,7 @@ def parse(*flags: str) -> ServeSettings:
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QWEN3_API_KEY", raising=False)
     settings = parse()
-    assert (settings.host, settings.port, settings.api_key) == ("127.0.0.1", 8000, None)
+    assert (settings.host, settings.port, settings.guards.api_keys) == ("127.0.0.1", 8000, ())
     assert settings == ServeSettings()
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
@@ -76,8 +76,8 @@ def test_all_flags() -> None:
     assert (options.max_queue, options.threads, options.kv_bytes, options.yarn_factor) == (0, 3, 1 << 29, 4.0)
     assert (options.prefix_cache, options.log_level, settings.log_level) == (False, 3, "error")
     assert options.prefill_spread == 9
-    assert (settings.api_key, settings.open_metrics, settings.thinking) == ("k", True, False)
-    assert (settings.drain_seconds, settings.max_body_mb, settings.served_model_name) == (1, 2, "a/b")
+    assert (settings.guards.api_keys, settings.guards.open_metrics, settings.thinking) == (("k",), True, False)
+    assert (settings.drain_seconds, settings.guards.max_body_mb, settings.served_model_name) == (1, 2, "a/b")
     assert parse("--yarn", "2.5", "--device", "cuda").engine.options().yarn_factor == 2.5
     assert parse("--gpu-memory-fraction", "0.5").engine.options().gpu_memory_fraction == 0.5
     assert parse().engine.options() == EngineOptions(prefill_spread=48)  # what is not said is the library's choice
@@ -85,8 +85,45 @@ def test_all_flags() -> None:
 
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QWEN3_API_KEY", "from-env")
-    assert parse().api_key == "from-env"
-    assert parse("--api-key", "flag").api_key == "flag"
+    assert parse().guards.api_keys == ("from-env",)
+    assert parse("--api-key", "flag").guards.api_keys == ("flag",)
+    monkeypatch.setenv("QWEN3_API_KEY", "a b\n")
+    with pytest.raises(UsageError, match="QWEN3_API_KEY must be printable"):
+        parse()
+
+
+def test_keys_may_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QWEN3_API_KEY", "from-env")
+    keys = tmp_path / "keys"
+    keys.write_text("# of the team\n\n  one \r\ntwo\n")
+    assert parse("--api-key-file", str(keys)).guards.api_keys == ("one", "two")
+    several = parse("--api-key", "a", "--api-key-file", str(keys), "--api-key", "b", "--api-key", "one")
+    assert several.guards.api_keys == ("a", "b", "one", "two")
+    for content, sentence in (
+        ("", "holds no key"),
+        ("# nothing\n", "holds no key"),
+        ("ok\nschl\u00fcssel\n", "Line 2 of the key file"),
+        ("x" * (2 << 20), "larger than 1 MiB"),
+    ):
+        keys.write_text(content)
+        with pytest.raises(UsageError, match=sentence):
+            parse("--api-key-file", str(keys))
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            parse("--api-key-file", str(path))
+
+
+def test_guards() -> None:
+    flags = "--cors-origin http://Localhost:3000/ --cors-origin * --max-head-kb 8 --request-timeout 2.5"
+    more = "--idle-timeout 9 --tls-cert c --tls-key k --metrics-compat none"
+    settings = parse(*flags.split(), *more.split())
+    guards = settings.guards
+    assert guards.cors_origins == ("http://localhost:3000", "*")
+    assert (guards.max_head_kb, guards.request_timeout, guards.idle_timeout) == (8, 2.5, 9.0)
+    assert (guards.tls_cert, guards.tls_key, settings.metrics_compat) == (Path("c"), Path("k"), False)
+    for one, other in (("--tls-cert", "--tls-key"), ("--tls-key", "--tls-cert")):
+        with pytest.raises(UsageError, match=f"{other} is missing"):
+            parse(one, "file")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +146,12 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         "--max-ctx -5",
         "--drain-seconds inf",
         "--max-body-mb 0",
+        "--max-head-kb 0",
+        "--request-timeout -1",
+        "--idle-timeout 0",
+        "--cors-origin localhost:3000",
+        "--cors-origin http://a/path",
+        "--metrics-compat sglang",
         "--addr host:x",
     ],
 )
