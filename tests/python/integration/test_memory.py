@@ -14,9 +14,10 @@ from build_tools.make_checkpoint import make_checkpoint
 KV_BYTES = 256 << 20
 MARGIN = 300 * 10**6  # workspace, logits, the interpreter
 
-# Peak resident memory of the process that runs the model, in bytes, on its last line.
+# Peak resident memory of the process that runs the model, in bytes, on its last line. Not getrusage's ru_maxrss: that one
+# is kept over exec, so it may be the peak of the process that ran this one.
 PROGRAM = """
-import resource, sys
+import re, sys
 from qwen3app.abi.engine import Engine
 from qwen3app.abi.types import EngineOptions, EngineRequest
 
@@ -29,7 +30,8 @@ while not finished:
         finished += event[2] == 3
 engine.close()
 print(tokens)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+with open("/proc/self/status") as status:
+    print(int(re.search(r"VmHWM:\\s+(\\d+) kB", status.read())[1]) * 1024)
 """
 
 
