@@ -21,7 +21,7 @@ _MAX_STOP_CHARS = 4096
 _INT32_MAX = 2**31 - 1
 _UINT64_MASK = 2**64 - 1
 # The engine's own limits, checked here so that the error names the field; it computes in float32.
-_MAX_TEMPERATURE = 1e6
+MAX_TEMPERATURE = 1e6
 _MIN_FLOAT32, _MAX_FLOAT32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
@@ -76,7 +76,7 @@ def with_defaults(params: GenerationParams, defaults: SamplingDefaults) -> Gener
 
 def check_params(params: GenerationParams, n_token_ids: int) -> None:
     """Raises RequestError naming the first field that is out of range. Lengths are checked by the runtime."""
-    _range("temperature", params.temperature, 0.0, _MAX_TEMPERATURE)
+    _range("temperature", params.temperature, 0.0, MAX_TEMPERATURE)
     _range("top_p", params.top_p, 0.0, 1.0)
     _range("min_p", params.min_p, 0.0, 1.0)
     _range("presence_penalty", params.presence_penalty, -2.0, 2.0)

@@ -18,6 +18,7 @@ from qwen3app.server.health import health, liveness
 from qwen3app.server.metrics import metrics
 from qwen3app.server.models import get_model, index, list_models, version
 from qwen3app.server.openai_errors import describe, internal_error
+from qwen3app.server.openapi import Document, openapi
 from qwen3app.server.tokenize import detokenize, tokenize
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _ROUTES = [
     detokenize,
     index,
     version,
+    openapi,
 ]
 
 
@@ -60,7 +62,7 @@ def make_app(state: ServerState, log: Log) -> ASGIApp:
     guards = state.settings.guards
     litestar = Litestar(
         route_handlers=_ROUTES,
-        state=State({"server": state}),
+        state=State({"server": state, "openapi": Document(_ROUTES)}),
         exception_handlers={Exception: on_error},
         request_max_body_size=int(guards.max_body_mb * 1_000_000),
         openapi_config=None,

@@ -58,7 +58,7 @@ class SamplingBody(msgspec.Struct):
     cache_salt: str | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
-    # Refused unless neutral, see _NEUTRAL.
+    # Refused unless neutral, see NEUTRAL.
     use_beam_search: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
@@ -94,7 +94,7 @@ class ChatBody(SamplingBody):
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
-    # Refused unless neutral, see _NEUTRAL.
+    # Refused unless neutral, see NEUTRAL.
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
@@ -195,7 +195,7 @@ def _ascii(key: str) -> str:
 
 
 # Fields of other servers that would change the answer, and the values with which they do not.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False),
     "allowed_token_ids": (None, []),
     "bad_words": (None, []),
@@ -211,8 +211,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 def refuse_unsupported(body: SamplingBody) -> None:
     """Raises the 400 for features that the server does not have."""
-    for name, neutral in _NEUTRAL.items():
-        if getattr(body, name, None) not in neutral:
+    for name, neutral in NEUTRAL.items():
+        value = getattr(body, name, None)
+        if not any(type(value) is type(same) and value == same for same in neutral):  # 0 is not false
             raise RequestError(f"{name} is not supported by this server; remove it.", name, "unsupported_parameter")
     kind = (body.response_format or {}).get("type", "text")
     if kind != "text":

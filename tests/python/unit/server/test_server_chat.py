@@ -305,6 +305,7 @@ async def test_unsupported_features_are_refused(text_parts: TextParts) -> None:
             ({"structured_outputs": {"json": {}}}, "structured_outputs"),
             ({"best_of": 3}, "best_of"),
             ({"use_beam_search": True}, "use_beam_search"),
+            ({"use_beam_search": 0}, "use_beam_search"),
             ({"allowed_token_ids": [1]}, "allowed_token_ids"),
             ({"bad_words": ["no"]}, "bad_words"),
             ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
