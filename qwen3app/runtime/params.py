@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qwen3app.abi.types import MAX_SAMPLES
+from qwen3app.abi.types import MAX_SAMPLES as MAX_SAMPLES
 from qwen3app.abi.types import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
 from qwen3app.errors import RequestError
 from qwen3app.text.generation_config import SamplingDefaults

@@ -15,8 +15,7 @@ import msgspec
 from litestar import Request, get
 
 from qwen3app import __version__
-from qwen3app.abi.types import MAX_SAMPLES, MAX_TOP_LOGPROBS
-from qwen3app.runtime.params import MAX_TEMPERATURE
+from qwen3app.runtime.params import MAX_SAMPLES, MAX_TEMPERATURE, MAX_TOP_LOGPROBS
 from qwen3app.server import reply_types
 from qwen3app.server.health import PROBES
 from qwen3app.server.replies import to_json
