@@ -34,44 +34,23 @@
 #include "backend/cuda/sample.h"
 #include "base/bf16.h"
 #include "base/random.h"
+#include "cuda_bench.h"
 
 // Rows and batches name only the fields that differ from the defaults.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 using namespace qwen3;
 using namespace qwen3::cuda;
+using namespace bench;
 
 namespace {
 
 constexpr double kBandwidth = 4.5e12;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
-std::string now = "start";
-std::string table;  // printed last
-cudaStream_t stream;
 int sm_count;
 int failures = 0;
 
-void ok(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::printf("FAILED during %s: %s\n", now.c_str(), cudaGetErrorString(error));
-  std::fflush(stdout);
-  _exit(1);
-}
-void finish() {
-  ok(cudaGetLastError());
-  const auto start = std::chrono::steady_clock::now();
-  for (;;) {
-    const cudaError_t state = cudaStreamQuery(stream);
-    if (state == cudaSuccess) return;
-    if (state != cudaErrorNotReady) ok(state);
-    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(15)) {
-      std::printf("%sHANG during %s\n", table.c_str(), now.c_str());
-      std::fflush(stdout);
-      _exit(1);
-    }
-  }
-}
 template <class... A>
 void line(const char* format, A... args) {
   char text[400];

@@ -27,40 +27,18 @@
 #include "backend/cuda/launch.h"
 #include "backend/cuda/linear_kernels.h"
 #include "backend/cuda/ptx.cuh"
+#include "cuda_bench.h"
 
 using namespace qwen3;
 using namespace qwen3::cuda;
+using namespace bench;
 
 namespace {
 
 constexpr double kBandwidth = 4.57e12;  // measured read bandwidth of an H200
 constexpr int kGuard = 4096;            // elements after an output that nobody may write
-std::string now = "start";
-std::string only;  // variants whose name starts so; empty: all
-cudaStream_t stream;
+std::string only;                       // variants whose name starts so; empty: all
 int failures = 0;
-
-void ok(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::printf("FAILED during %s: %s\n", now.c_str(), cudaGetErrorString(error));
-  std::fflush(stdout);
-  _exit(1);
-}
-// Waits for the stream; a kernel that hangs is named instead of waited for.
-void finish() {
-  ok(cudaGetLastError());
-  const auto start = std::chrono::steady_clock::now();
-  for (;;) {
-    const cudaError_t state = cudaStreamQuery(stream);
-    if (state == cudaSuccess) return;
-    if (state != cudaErrorNotReady) ok(state);
-    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(3)) {
-      std::printf("HANG during %s\n", now.c_str());
-      std::fflush(stdout);
-      _exit(1);
-    }
-  }
-}
 
 template <class T>
 T* allocate(size_t n) {

@@ -22,20 +22,16 @@
 #include "backend/cuda/kv_layout.h"
 #include "backend/cuda/linear_kernels.h"
 #include "base/bf16.h"
+#include "cuda_bench.h"
 
 using namespace qwen3;
 using namespace qwen3::cuda;
+using namespace bench;
 
 namespace {
 
-cudaStream_t stream;
 std::mt19937 rng(1);
 
-void ok(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::printf("FAILED: %s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
 template <class T>
 T* upload(const std::vector<T>& values) {
   void* p = nullptr;
@@ -133,6 +129,7 @@ void separate(const SelfAttentionArgs& a, const Context& ctx, bool generic) {
 }
 
 int check(const Case& c, const Context& ctx) {
+  now = "check of " + std::to_string(c.hidden);
   Batch b(c);
   rope_angles(b.angles_args, ctx);
   const size_t n_q = static_cast<size_t>(b.view.n_tokens) * static_cast<size_t>(c.n_heads) * kHeadDim;
@@ -146,7 +143,7 @@ int check(const Case& c, const Context& ctx) {
     } else {
       separate(b.args, ctx, true);
     }
-    ok(cudaStreamSynchronize(stream));
+    finish();
     int i = 0;
     for (const auto& [p, n] :
          {std::pair{b.args.q, n_q}, std::pair{b.args.kv.k, b.pool}, std::pair{b.args.kv.v, b.pool}}) {
@@ -182,7 +179,7 @@ double best_us(int n, const std::function<void(int)>& run) {
     ok(cudaEventRecord(begin, stream));
     for (int i = 0; i < n; i++) run(i);
     ok(cudaEventRecord(end, stream));
-    ok(cudaStreamSynchronize(stream));
+    finish();
     float ms = 0;
     ok(cudaEventElapsedTime(&ms, begin, end));
     best = std::min(best, static_cast<double>(ms) * 1e3 / n);
@@ -192,6 +189,7 @@ double best_us(int n, const std::function<void(int)>& run) {
 
 void time(int n_tokens, const Context& ctx) {
   constexpr int kWeights = 6;
+  now = std::to_string(n_tokens) + " tokens";
   Batch b({32, 8, 4096, {n_tokens / 2, n_tokens - n_tokens / 2}, 0}, kWeights);
   rope_angles(b.angles_args, ctx);
   const bf16* weights = b.weight.parts[0].data;
