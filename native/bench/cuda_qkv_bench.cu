@@ -124,8 +124,7 @@ void separate(const SelfAttentionArgs& a, const Context& ctx, bool generic) {
   } else {
     linear_hopper(call, ctx);
   }
-  qk_norm_rope({a.batch, a.qkv, a.q_norm, a.k_norm, a.angles, a.eps, a.n_heads, a.n_kv_heads, a.head_dim, a.q, a.kv},
-               ctx);
+  qk_norm_rope(rope_part(a), ctx);
 }
 
 int check(const Case& c, const Context& ctx) {

@@ -189,6 +189,33 @@ struct SelfAttentionArgs {
   bf16* out;  // [n_tokens, n_heads, head_dim]
 };
 
+// The three ops that it stands for.
+inline LinearArgs qkv_part(const SelfAttentionArgs& a) {
+  return {.x = a.x, .n_rows = a.batch->n_tokens, .weight = a.qkv_proj, .out = a.qkv, .accumulate = false};
+}
+inline QkNormRopeArgs rope_part(const SelfAttentionArgs& a) {
+  return {.batch = a.batch,
+          .qkv = a.qkv,
+          .q_norm = a.q_norm,
+          .k_norm = a.k_norm,
+          .angles = a.angles,
+          .eps = a.eps,
+          .n_heads = a.n_heads,
+          .n_kv_heads = a.n_kv_heads,
+          .head_dim = a.head_dim,
+          .q_out = a.q,
+          .kv = a.kv};
+}
+inline AttentionArgs attention_part(const SelfAttentionArgs& a) {
+  return {.batch = a.batch,
+          .q = a.q,
+          .kv = a.kv,
+          .n_heads = a.n_heads,
+          .n_kv_heads = a.n_kv_heads,
+          .head_dim = a.head_dim,
+          .out = a.out};
+}
+
 struct TokenBias {
   int32_t token;
   float bias;
@@ -307,26 +334,9 @@ class Ops {
   virtual void qk_norm_rope(const QkNormRopeArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
   virtual void self_attention(const SelfAttentionArgs& args) {
-    parts().linear(
-        {.x = args.x, .n_rows = args.batch->n_tokens, .weight = args.qkv_proj, .out = args.qkv, .accumulate = false});
-    parts().qk_norm_rope({.batch = args.batch,
-                          .qkv = args.qkv,
-                          .q_norm = args.q_norm,
-                          .k_norm = args.k_norm,
-                          .angles = args.angles,
-                          .eps = args.eps,
-                          .n_heads = args.n_heads,
-                          .n_kv_heads = args.n_kv_heads,
-                          .head_dim = args.head_dim,
-                          .q_out = args.q,
-                          .kv = args.kv});
-    parts().attention({.batch = args.batch,
-                       .q = args.q,
-                       .kv = args.kv,
-                       .n_heads = args.n_heads,
-                       .n_kv_heads = args.n_kv_heads,
-                       .head_dim = args.head_dim,
-                       .out = args.out});
+    parts().linear(qkv_part(args));
+    parts().qk_norm_rope(rope_part(args));
+    parts().attention(attention_part(args));
   }
   virtual void sample(const SampleArgs& args) = 0;
   // Runs `issue`, which calls ops above. A backend may record what it issues for a key other than 0 and replay that

@@ -157,26 +157,9 @@ class ToyOps final : public qwen3::Ops {
     qwen3::Ops& qkv = fuses == 1 || fuses == 3 ? *this : parts();
     qwen3::Ops& rope = fuses > 0 ? *this : parts();
     qwen3::Ops& rest = fuses >= 2 ? *this : parts();
-    qkv.linear(
-        {.x = args.x, .n_rows = args.batch->n_tokens, .weight = args.qkv_proj, .out = args.qkv, .accumulate = false});
-    rope.qk_norm_rope({.batch = args.batch,
-                       .qkv = args.qkv,
-                       .q_norm = args.q_norm,
-                       .k_norm = args.k_norm,
-                       .angles = args.angles,
-                       .eps = args.eps,
-                       .n_heads = args.n_heads,
-                       .n_kv_heads = args.n_kv_heads,
-                       .head_dim = args.head_dim,
-                       .q_out = args.q,
-                       .kv = args.kv});
-    rest.attention({.batch = args.batch,
-                    .q = args.q,
-                    .kv = args.kv,
-                    .n_heads = args.n_heads,
-                    .n_kv_heads = args.n_kv_heads,
-                    .head_dim = args.head_dim,
-                    .out = args.out});
+    qkv.linear(qwen3::qkv_part(args));
+    rope.qk_norm_rope(qwen3::rope_part(args));
+    rest.attention(qwen3::attention_part(args));
   }
 
   void linear(const qwen3::LinearArgs& args) override {

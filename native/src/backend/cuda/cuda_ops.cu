@@ -251,20 +251,13 @@ void CudaOps::attention(const AttentionArgs& args) {
 
 void CudaOps::self_attention(const SelfAttentionArgs& args) {
   if (attention_step_serves(args, batch_host_, attention_workspace_, ctx_)) {
-    parts().linear(
-        {.x = args.x, .n_rows = args.batch->n_tokens, .weight = args.qkv_proj, .out = args.qkv, .accumulate = false});
+    parts().linear(qkv_part(args));
     attention_step(args, batch_host_, attention_workspace_, ctx_);
     return;
   }
   if (!qkv_hopper_serves(args, ctx_)) return Ops::self_attention(args);
   qkv_hopper(args, ctx_);
-  attention({.batch = args.batch,
-             .q = args.q,
-             .kv = args.kv,
-             .n_heads = args.n_heads,
-             .n_kv_heads = args.n_kv_heads,
-             .head_dim = args.head_dim,
-             .out = args.out});
+  attention(attention_part(args));
 }
 
 void CudaOps::sample(const SampleArgs& args) {
