@@ -14,8 +14,8 @@ from build_tools.make_checkpoint import make_checkpoint
 KV_BYTES = 256 << 20
 MARGIN = 300 * 10**6  # workspace, logits, the interpreter
 
-# Peak resident memory of the process that runs the model, in bytes, on its last line. Not getrusage's ru_maxrss: that one
-# is kept over exec, so it may be the peak of the process that ran this one.
+# Peak resident memory of the process that runs the model, in bytes, on its last line. Not getrusage's ru_maxrss: that
+# one is kept over exec, so it may be the peak of the process that ran this one.
 PROGRAM = """
 import re, sys
 from qwen3app.abi.engine import Engine
