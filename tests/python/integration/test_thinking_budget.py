@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 from served import RealServer, StartServer
 
 from qwen3app.runtime.thought_budget import CLOSING_TEXT
@@ -103,3 +104,29 @@ def test_many_thoughts_at_once_leave_nothing_behind(thinking_server: RealServer)
         deadline -= 1
     assert counter(thinking_server, "vllm:num_requests_running") == 0
     assert counter(thinking_server, "vllm:kv_cache_usage_perc") == 0
+
+
+def test_the_official_client_reads_thoughts(thinking_server: RealServer) -> None:
+    """stream == plain, and the fields are where its users look for them."""
+    options: dict[str, Any] = {
+        "model": "model",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 120,
+        "seed": 5,
+        "n": 2,
+        "reasoning_effort": "high",
+        "extra_body": {"thinking_budget": 30, "ignore_eos": True},
+    }
+    with OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        plain = client.chat.completions.create(**options)
+        chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    for index, choice in enumerate(plain.choices):
+        deltas = [each.delta for chunk in chunks for each in chunk.choices if each.index == index]
+        for name in ("reasoning_content", "reasoning", "content"):
+            joined = "".join(getattr(delta, name, None) or "" for delta in deltas)
+            assert joined == (getattr(choice.message, name) or ""), name
+        assert getattr(choice.message, "reasoning", None)
+    assert plain.usage is not None and chunks[-1].usage is not None
+    details = plain.usage.completion_tokens_details
+    assert details is not None and details.reasoning_tokens is not None and details.reasoning_tokens > 0
+    assert chunks[-1].usage.completion_tokens_details == details

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import Iterable
@@ -264,3 +265,21 @@ async def test_timings_of_what_did_not_happen(text_parts: TextParts) -> None:
         one = (await server.complete({"max_tokens": 1})).json()["timings"]
     assert (scored["predicted_n"], scored["predicted_ms"], scored["predicted_per_second"]) == (0, None, None)
     assert (one["predicted_n"], one["predicted_per_second"]) == (1, None)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_b65_b76_an_error_is_the_last_event(text_parts: TextParts, path: str) -> None:
+    """Also with usage asked for and two choices: what was said, the error, and the end; no finish reason, no [DONE]."""
+    engine = FakeEngine(says(text_parts, "one two three"), step=0.2)
+    body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "n": 2, "stream": True}
+    body |= {"stream_options": {"include_usage": True}}
+    async with serving(make_model(text_parts, engine)) as server:
+        asyncio.get_running_loop().call_later(0.3, engine.fail)
+        response = await server.post(path, body)
+    assert response.status_code == 200
+    events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: ")]
+    *chunks, last = events
+    assert "error" in last and set(last["error"]) == {"message", "type", "param", "code"}
+    assert chunks and all(chunk["choices"] and "usage" not in chunk for chunk in chunks)
+    assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"])
+    assert "[DONE]" not in response.text
