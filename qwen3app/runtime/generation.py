@@ -12,7 +12,9 @@ Rules
   counts in completion_tokens, as the engine counts it.
 - A thought that has used its budget (params.thinking_budget) is closed by tokens that the runtime puts in; the engine
   goes on behind them in a request of its own. To a reader they are tokens like others, with log-probability 0.
-- With stop strings, tokens are looked at one by one, so that usage does not depend on how they arrived.
+- A choice with tool calls ends with "tool_calls", whether the model ended it or a limit did.
+- With stop strings or a policy of one call, tokens are looked at one by one, so that usage does not depend on how
+  they arrived.
 - After the last visible delta the iterator still waits for the engine's FINISHED events (at most one step), so that
   usage and timings are complete when it ends.
 """
@@ -26,12 +28,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qwen3app.abi.types import Event, EventKind, FinishCode
 from qwen3app.errors import AppError, GenerationError
+from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.output import OutputStream
 
 if TYPE_CHECKING:
     from qwen3app.runtime.observations import Observations
     from qwen3app.runtime.params import GenerationParams
     from qwen3app.runtime.thought_budget import ThoughtBudget
+    from qwen3app.text.tool_calls import ToolCall
 
 _TOKEN = int(EventKind.TOKEN)
 _FINISHED = int(EventKind.FINISHED)
@@ -58,8 +62,9 @@ class ChoiceDelta(NamedTuple):
     content: str
     reasoning: str
     tokens: list[TokenInfo] | None  # only with logprobs or return_tokens
-    finish_reason: str | None  # "stop", "length", "abort" (cancelled), "error"; then the choice is over
+    finish_reason: str | None  # "stop", "length", "tool_calls", "abort" (cancelled), "error"; then the choice is over
     matched_stop: str | int | None  # the stop string, or the id of stop_token_ids, that ended the choice
+    calls: Sequence[ToolCall] = ()  # complete ones
 
 
 @dataclass(slots=True)
@@ -88,6 +93,7 @@ class _Choice:
 
     __slots__ = (
         "budget",
+        "called",
         "cut_event",
         "finish_event",
         "finish_reason",
@@ -116,6 +122,7 @@ class _Choice:
         self.budget: ThoughtBudget | None = None  # while the thought may have to be closed
         self.n_earlier = 0  # output tokens before `request`: a closed thought with its closing words
         self.cut_event: Event | None = None  # FINISHED of the request whose thought was closed
+        self.called = False  # the answer has tool calls
         self.n_tokens = 0
         self.last_ns = 0
 
@@ -147,7 +154,7 @@ class Generation:
         self._observations = observations
         self._inter_token = observations.inter_token
         self._want_tokens = params.logprobs or params.top_logprobs > 0 or params.return_tokens
-        self._one_by_one = bool(params.stop)
+        self._one_by_one = bool(params.stop) or params.calls == CallPolicy.ONE
         self._ready: list[_Choice] = []
         self._waiter: asyncio.Future[None] | None = None
         self._woken = False
@@ -320,6 +327,7 @@ class Generation:
         ids: list[int] = []
         infos: list[TokenInfo] | None = [] if self._want_tokens else None
         content = reasoning = ""
+        calls: Sequence[ToolCall] = ()
         finish_reason: str | None = None
         matched: str | int | None = None
         for event in pending:
@@ -343,6 +351,8 @@ class Generation:
                 delta = output.push((token,))
                 content += delta.content
                 reasoning += delta.reasoning
+                if delta.calls:
+                    calls = [*calls, *delta.calls]
                 if delta.stopped:
                     finish_reason, matched = "stop", output.matched_stop
                     if choice.finish_event is None:
@@ -354,20 +364,26 @@ class Generation:
                     finish_reason = "error"  # given up
         if ids:
             delta = output.push(ids)
-            content, reasoning = delta.content, delta.reasoning
+            content, reasoning, calls = delta.content, delta.reasoning, delta.calls
         if finish_reason is not None:
             if output.matched_stop is None:
-                tail = output.finish()
+                tail = output.finish(ended=finish_reason == "stop")
                 content += tail.content
                 reasoning += tail.reasoning
+                if tail.calls:
+                    calls = [*calls, *tail.calls]
                 if tail.stopped:
                     finish_reason, matched = "stop", output.matched_stop
+            if (calls or choice.called) and finish_reason in ("stop", "length"):
+                finish_reason = "tool_calls"
             choice.finish_reason = finish_reason
             self._observations.reasoning_tokens += output.reasoning_tokens
             if finish_reason == "error" and self.error is None:
                 self.error = GenerationError("The engine failed while it generated this answer; try again.")
             if finish_reason != "stop":
                 matched = None
-        elif not content and not reasoning and not infos:
+        elif not content and not reasoning and not infos and not calls:
             return None
-        return ChoiceDelta(choice.index, content, reasoning, infos, finish_reason, matched)
+        if calls:
+            choice.called = True
+        return ChoiceDelta(choice.index, content, reasoning, infos, finish_reason, matched, calls)

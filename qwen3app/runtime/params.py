@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from qwen3app.abi.types import MAX_SAMPLES as MAX_SAMPLES
 from qwen3app.abi.types import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
 from qwen3app.errors import RequestError
+from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.generation_config import SamplingDefaults
 
 _MAX_STOPS = 64
@@ -52,6 +53,7 @@ class GenerationParams:
     priority: int = 0  # lower runs first
     cache_salt: str = ""
     thinking_budget: int | None = None  # tokens of a thought, then it is closed; only with split_reasoning
+    calls: CallPolicy | None = None  # tool calls are looked for in the text; None: they are text
     return_tokens: bool = False  # deltas carry their tokens even without logprobs
 
 

@@ -163,6 +163,7 @@ class Runtime:
                 stops=params.stop,
                 skip_special=params.skip_special,
                 include_stop=params.include_stop,
+                calls=params.calls,
             )
 
         eos = frozenset() if params.ignore_eos else self._eos_ids
@@ -425,7 +426,7 @@ class Runtime:
             if n_generated > 1 and 0 < first < event[11]:
                 seen.time_per_output_token.observe((event[11] - first) * 1e-9 / (n_generated - 1))
             reason = choice.finish_reason or _FINISHED_REASON.get(event[8], "error")
-            seen.finished[reason] += 1
+            seen.finished["stop" if reason == "tool_calls" else reason] += 1  # dashboards know four reasons
         seen.max_generation_tokens.observe(longest)
 
     def _retire(self, generation: Generation) -> None:

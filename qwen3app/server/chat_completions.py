@@ -37,11 +37,14 @@ from qwen3app.server.requests import (
 )
 from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all
 from qwen3app.server.thinking import thinking_of
+from qwen3app.server.tools import ToolRequest, bias_against_calls, call_object, tool_request
+from qwen3app.text.call_stream import CallPolicy
 
 if TYPE_CHECKING:
     from qwen3app.server.state import ServerState
     from qwen3app.text.template import RenderedPrompt
     from qwen3app.text.tokenizer import Tokenizer
+    from qwen3app.text.tool_calls import ToolCall
 
 # Rendering and tokenizing a prompt of this many characters takes about 1 ms; longer ones must not hold the event loop.
 INLINE_CHARACTERS = 16_000
@@ -57,11 +60,13 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
     state.check_model(body.model)
     refuse_unsupported(body)
     thinking = thinking_of(body, state.settings)
-    params = replace(chat_params(body), thinking_budget=thinking.budget)
+    tools = tool_request(body)
+    params = with_tools(replace(chat_params(body), thinking_budget=thinking.budget), tools, model.tokenizer)
 
     def render() -> RenderedPrompt:
         prompt = model.template.render(
             body.messages,
+            tools=tools.definitions,
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             continue_final_message=bool(body.continue_final_message),
             template_kwargs=thinking.template_kwargs,
@@ -107,6 +112,21 @@ def chat_params(body: ChatBody) -> GenerationParams:
     )
 
 
+def with_tools(params: GenerationParams, tools: ToolRequest, tokenizer: Tokenizer) -> GenerationParams:
+    """The parameters with what the request says about tools."""
+    if tools.constrained:
+        name = "tool_choice" if tools.forced else "tools"
+        raise RequestError(
+            "Calls that must come, or follow a strict schema, are not supported by this server yet; "
+            "send tool_choice 'auto' and no strict.",
+            name,
+            "unsupported_parameter",
+        )
+    if tools.policy == CallPolicy.NONE:
+        params = replace(params, logit_bias=bias_against_calls(params.logit_bias, tokenizer))
+    return replace(params, calls=tools.policy)
+
+
 class ChatChunks:
     """Deltas as chat.completion.chunk events. Everything but the delta is made once per request."""
 
@@ -140,20 +160,21 @@ class ChatChunks:
         self._head = b"data: " + head[:-1]
         self._prefixes = [self._head + b',"choices":[{"index":%d,"delta":{' % i for i in range(generation.n_choices)]
         self._begun = [False] * generation.n_choices
+        self._n_calls = [0] * generation.n_choices
         self._plain = not (self._logprobs or self._token_ids or self._running_usage)
 
     def encode(self, deltas: list[ChoiceDelta]) -> bytes:
         return b"".join([self._encode(delta) for delta in deltas])
 
     def _encode(self, delta: ChoiceDelta) -> bytes:
-        choice, content, reasoning, _, finish_reason, _ = delta
+        choice, content, reasoning, _, finish_reason, _, calls = delta
         if finish_reason == "error":
             finish_reason = None  # the error event that follows says it
         if reasoning and not self._n_reasoning:
             delta, reasoning = delta._replace(reasoning=""), ""
-            if not (content or delta.tokens or finish_reason):
+            if not (content or calls or delta.tokens or finish_reason):
                 return b""
-        if self._plain and finish_reason is None and self._begun[choice] and not reasoning:
+        if self._plain and finish_reason is None and self._begun[choice] and not reasoning and not calls:
             if not content:
                 return b""
             return b'%s"content":%s},"logprobs":null,"finish_reason":null}]}\n\n' % (
@@ -163,18 +184,26 @@ class ChatChunks:
         return self._encode_any(delta, finish_reason)
 
     def _encode_any(self, delta: ChoiceDelta, finish_reason: str | None) -> bytes:
-        """The general case: first and last chunks, reasoning, logprobs."""
-        choice, content, reasoning = delta.choice, delta.content, delta.reasoning
-        if reasoning and content:  # two events: clients read a delta as one or the other
-            first = self._encode_any(delta._replace(content="", finish_reason=None), None)
+        """The general case: first and last chunks, reasoning, tool calls, logprobs."""
+        choice, content, reasoning, calls = delta.choice, delta.content, delta.reasoning, delta.calls
+        if reasoning and (content or calls):  # two events: clients read a delta as one or the other
+            first = self._encode_any(delta._replace(content="", calls=()), None)
             return first + self._encode_any(delta._replace(reasoning="", tokens=None), finish_reason)
+        if content and calls:
+            first = self._encode_any(delta._replace(calls=()), None)
+            return first + self._encode_any(delta._replace(content="", tokens=None), finish_reason)
+        if len(calls) > 1:  # openai's stream() helper loses the end of all but one call of a chunk
+            first = self._encode_any(delta._replace(calls=calls[:1]), None)
+            return first + self._encode_any(delta._replace(calls=calls[1:], tokens=None), finish_reason)
         fields = []
         if not self._begun[choice]:
             self._begun[choice] = True
             fields.append(b'"role":"assistant"')
         if reasoning:
             fields.append(self._reasoning % ((to_json(reasoning),) * self._n_reasoning))
-        if content or not fields:
+        if calls:
+            fields.append(b'"tool_calls":%s' % to_json([self._indexed(choice, calls[0])]))
+        elif content or not fields:
             fields.append(b'"content":%s' % to_json(content))
         tail = [b'},"logprobs":']
         if self._logprobs and delta.tokens:
@@ -192,6 +221,12 @@ class ChatChunks:
             n_tokens = self._generation.tokens_by_choice[choice]
             tail.append(b',"usage":%s' % to_json(continuous_usage(self._generation, n_tokens)))
         return self._prefixes[choice] + b",".join(fields) + b"".join(tail) + b"}\n\n"
+
+    def _indexed(self, choice: int, call: ToolCall) -> dict[str, Any]:
+        """Calls come whole, so a call's first delta is its last: before its end nobody can tell that it is one."""
+        index = self._n_calls[choice]
+        self._n_calls[choice] += 1
+        return {"index": index, **call_object(call)}
 
     def end(self) -> bytes:
         if not self._usage:
@@ -240,12 +275,15 @@ class ChatReply:
         reasoning = "".join([delta.reasoning for delta in deltas]) or None
         if not deltas or deltas[-1].finish_reason is None:
             raise ApiError(500, "The answer ended without a reason.", code="generation_failed")
-        message = {
+        calls = [call for delta in deltas for call in delta.calls]
+        message: dict[str, Any] = {
             "role": "assistant",
-            "content": content if content or reasoning is None else None,
+            "content": content if content or (reasoning is None and not calls) else None,
             "refusal": None,
             **dict.fromkeys(self._reasoning_fields, reasoning),
         }
+        if calls:
+            message["tool_calls"] = [call_object(call) for call in calls]
         tokens = [info for delta in deltas for info in delta.tokens or ()]
         logprobs = None
         if body.logprobs:

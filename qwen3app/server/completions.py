@@ -192,7 +192,7 @@ class CompletionChunks:
         return b"".join([self._encode(delta) for delta in deltas])
 
     def _encode(self, delta: ChoiceDelta) -> bytes:
-        choice, content, _, tokens, finish_reason, matched = delta
+        choice, content, _, tokens, finish_reason, matched, _ = delta
         if finish_reason == "error":
             finish_reason = None  # the error event that follows says it
         if self._plain and finish_reason is None and self._begun[choice]:

@@ -92,6 +92,7 @@ class ChatBody(SamplingBody):
     include_reasoning: bool | None = None  # null: yes
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None  # null: yes
     functions: list[Any] | None = None
     function_call: Any = None
     # Refused unless neutral, see NEUTRAL.
@@ -229,30 +230,15 @@ def refuse_unsupported(body: SamplingBody) -> None:
         raise RequestError(
             "best_of is not supported unless it equals n; remove it.", "best_of", "unsupported_parameter"
         )
-    if isinstance(body, ChatBody):
-        _refuse_tools(body)
+    if isinstance(body, ChatBody) and (body.functions or body.function_call not in (None, "none", "auto")):
+        name = "functions" if body.functions else "function_call"
+        raise RequestError(f"{name} is not supported; send tools and tool_choice.", name, "unsupported_parameter")
     if isinstance(body, CompletionBody) and body.suffix:
         raise RequestError(
             "suffix is not supported; write the model's fill-in-the-middle tokens into the prompt.",
             "suffix",
             "unsupported_parameter",
         )
-
-
-def _refuse_tools(body: ChatBody) -> None:
-    if body.functions or body.function_call not in (None, "none", "auto"):
-        name = "functions" if body.functions else "function_call"
-        raise RequestError(f"{name} is not supported by this server yet; remove it.", name, "unsupported_parameter")
-    if body.tool_choice in (None, "none", "auto") and not body.tools:
-        return
-    if body.tool_choice == "none":
-        return  # no call is wanted: the tools are left out of the prompt
-    name = "tools" if body.tools else "tool_choice"
-    raise RequestError(
-        f"{name}: tool calls are not supported by this server yet; remove it, or send tool_choice 'none'.",
-        name,
-        "unsupported_parameter",
-    )
 
 
 def sampling_params(

@@ -1,12 +1,13 @@
-"""One choice of a reply: token ids in, reasoning and content out.
+"""One choice of a reply: token ids in, reasoning, content and tool calls out.
 
-Owns: the order of the stages (detokenizer, think split, stop strings) and the hot path through them. Refuses to know:
-requests, streams on the wire, why a generation ends.
+Owns: the order of the stages (detokenizer, think split, tool calls, stop strings) and the hot path through them.
+Refuses to know: requests, streams on the wire, why a generation ends.
 The rules:
 - Think tags are recognised by token id when the tokenizer has both as control tokens, else by text (reasoning.py).
 - Stop strings apply to content only: a stop string that turns up in a thought does not end it. With split_reasoning
   False there is no thought, and they apply to all text. After a match nothing is shown any more, not even of the same
   push, and push need not be called again.
+- Tool calls are looked for only when a policy is given (call_stream.py has the rules).
 - finish() flushes through all stages: what was held back at the end is split and matched like any other text.
 Invariants: pushes and finish together give the same text, field by field, however the ids are cut into pushes; linear
 in ids and text. One push of one token takes 1 to 2 us.
@@ -18,25 +19,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qwen3app.text.call_stream import CallPolicy, CallStream
 from qwen3app.text.detokenizer import Detokenizer
 from qwen3app.text.reasoning import ReasoningSplitter
 from qwen3app.text.stop import StopMatcher
 from qwen3app.text.tokenizer import Tokenizer
+from qwen3app.text.tool_calls import ToolCall
 
 
 @dataclass(slots=True)
 class Delta:
-    """What one push adds. stopped: a stop string has matched; nothing after it is shown."""
+    """What one push adds. stopped: the answer is over, by a stop string or the only call that is wanted."""
 
     reasoning: str
     content: str
     stopped: bool
+    calls: Sequence[ToolCall] = ()
 
 
 class OutputStream:
     """See the file's head."""
 
-    __slots__ = ("_close", "_detokenizer", "_open", "_splitter", "_stop", "reasoning_tokens")
+    __slots__ = ("_calls", "_close", "_detokenizer", "_open", "_splitter", "_stop", "_thinking", "reasoning_tokens")
 
     def __init__(
         self,
@@ -47,14 +51,18 @@ class OutputStream:
         stops: Sequence[str] = (),
         skip_special: bool = True,
         include_stop: bool = False,
+        calls: CallPolicy | None = None,
     ) -> None:
-        """thinking: RenderedPrompt.thinking. include_stop: content keeps the matched stop string."""
+        """thinking: RenderedPrompt.thinking. include_stop: content keeps the matched stop string. calls: which tool
+        calls are wanted; None: `<tool_call>` is text like any other."""
         self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
         self._open = tokenizer.think_open_id
         self._close = tokenizer.think_close_id
         by_text = self._open is None or self._close is None
         self._splitter = ReasoningSplitter(thinking, by_text=by_text) if split_reasoning else None
         self._stop = StopMatcher(stops, include_stop=include_stop) if stops else None
+        self._calls = CallStream(calls, self._stop) if calls is not None else None
+        self._thinking = split_reasoning  # what comes may still be a thought; looked at for tool calls only
         self.reasoning_tokens = 0  # tokens inside the thought, its tags not counted
 
     @property
@@ -86,24 +94,46 @@ class OutputStream:
             content = splitter.push(self._detokenizer.push(ids))[1]
         else:
             reasoning, content = self._push_undecided(splitter, ids)
+        if self._calls is not None:
+            return self._with_calls(self._calls, reasoning, content)
         if self._stop is None:
             return Delta(reasoning, content, False)
         if content:
             content = self._stop.push(content)
         return Delta(reasoning, content, self._stop.matched is not None)
 
-    def finish(self) -> Delta:
-        """What was held back, at the end of the stream."""
+    def finish(self, *, ended: bool = True) -> Delta:
+        """What was held back, at the end of the stream. ended: the model ended its turn, no limit did."""
         reasoning, content = "", self._detokenizer.finish()
         if self._splitter is not None:
             reasoning, content = self._splitter.push(content)
             more_reasoning, more_content = self._splitter.finish()
             reasoning += more_reasoning
             content += more_content
+        if self._calls is not None:
+            thinking = self._splitter is not None and self._splitter.in_thought
+            delta = self._with_calls(self._calls, reasoning, content)
+            reasoning, content, calls = self._calls.finish(thinking=thinking, ended=ended)
+            return Delta(
+                delta.reasoning + reasoning, delta.content + content, self._calls.stopped, [*delta.calls, *calls]
+            )
         if self._stop is None:
             return Delta(reasoning, content, False)
         content = self._stop.push(content) + self._stop.finish()
         return Delta(reasoning, content, self._stop.matched is not None)
+
+    def _with_calls(self, stream: CallStream, reasoning: str, content: str) -> Delta:
+        """The rest of a push that looks for tool calls."""
+        if stream.stopped:
+            return Delta("", "", True)
+        if self._thinking:
+            if reasoning:
+                reasoning = stream.thought(reasoning)
+            if content or (self._splitter is not None and self._splitter.answering):
+                self._thinking = False
+                reasoning += stream.close_thought()
+        content, calls = stream.answer(content)
+        return Delta(reasoning, content, stream.stopped, calls)
 
     def _push_undecided(self, splitter: ReasoningSplitter, ids: Sequence[int]) -> tuple[str, str]:
         """push while a think tag may still change something."""

@@ -120,6 +120,8 @@ class StopMatcher:
         return shown[:-hold]
 
     def finish(self) -> str:
-        """What was held back: the stop string did not come."""
+        """What was held back: the stop string did not come. The next push begins anew."""
         held, self._held = self._held, ""
+        for automaton in self._automata:
+            automaton.state = 0
         return held

@@ -1,0 +1,121 @@
+"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat request: what they mean for prompt, parsing and sampling.
+
+Owns: their validation, and tool calls as OpenAI's objects. Refuses to know: how calls are spelled in text.
+The rules:
+- A tool is {"type": "function", "function": {"name", ...}}; a bare {"name", ...} is taken too. The template gets the
+  definitions as they are, key order and unknown fields included.
+- "auto" (the default with tools): the model decides. "none": the prompt has no tools, the token that opens a call is
+  biased away, and nothing is a call. "required" and a named function are enforced while sampling, as is strict: true.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qwen3app.errors import RequestError
+from qwen3app.text.call_stream import CallPolicy
+from qwen3app.text.tool_calls import CALL_OPEN
+
+if TYPE_CHECKING:
+    from qwen3app.server.requests import ChatBody
+    from qwen3app.text.tokenizer import Tokenizer
+    from qwen3app.text.tool_calls import ToolCall
+
+NEVER = -100.0  # the strongest logit_bias
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFunction:
+    """One function that may be called. parameters: a JSON schema, None for no arguments."""
+
+    name: str
+    parameters: Mapping[str, Any] | None
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRequest:
+    """What a request says about tools. policy None: none are given. forced: one of `functions` has to be called."""
+
+    definitions: list[Any] | None  # for the template
+    policy: CallPolicy | None
+    functions: tuple[ToolFunction, ...] = ()  # that may be called
+    forced: bool = False
+
+    @property
+    def constrained(self) -> bool:
+        """Calls are held to their schemas while sampling."""
+        return self.forced or any(function.strict for function in self.functions)
+
+
+def tool_request(body: ChatBody) -> ToolRequest:
+    """The request's tools; RequestError with the place of a fault."""
+    functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
+    choice = "auto" if body.tool_choice is None else body.tool_choice
+    if not functions:
+        if choice not in ("auto", "none"):
+            raise RequestError("tool_choice asks for a call, but there are no tools; send some.", "tool_choice")
+        return ToolRequest(None, None)
+    policy = CallPolicy.ONE if body.parallel_tool_calls is False else CallPolicy.MANY
+    if choice == "none":
+        return ToolRequest(None, CallPolicy.NONE)
+    if choice == "auto":
+        return ToolRequest(body.tools, policy, functions)
+    if choice == "required":
+        return ToolRequest(body.tools, policy, functions, forced=True)
+    name = _chosen_name(choice)
+    chosen = [function for function in functions if function.name == name]
+    if not chosen:
+        raise RequestError(f"tool_choice names {name[:100]!r}, which is not among the tools.", "tool_choice")
+    return ToolRequest(body.tools, CallPolicy.ONE, (chosen[0],), forced=True)
+
+
+def _chosen_name(choice: Any) -> str:
+    """The function that an object names; {"type": "function", "name": ...} is how the newer API writes it."""
+    if isinstance(choice, Mapping) and choice.get("type", "function") == "function":
+        inner = choice.get("function", choice)
+        name = inner.get("name") if isinstance(inner, Mapping) else None
+        if isinstance(name, str) and name:
+            return name
+    raise RequestError(
+        'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}.',
+        "tool_choice",
+    )
+
+
+def _function(tool: Any, param: str) -> ToolFunction:
+    if not isinstance(tool, Mapping):
+        raise RequestError(f"{param} must be an object.", param)
+    if tool.get("type", "function") != "function":
+        raise RequestError(f"{param}.type is {str(tool['type'])[:50]!r}; only 'function' is known.", f"{param}.type")
+    inner: Any = tool
+    if "function" in tool or "name" not in tool:
+        inner, param = tool.get("function"), f"{param}.function"
+        if not isinstance(inner, Mapping):
+            raise RequestError(f"{param} must be an object with the function's name and parameters.", param)
+    name, parameters, strict = inner.get("name"), inner.get("parameters"), inner.get("strict")
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"{param}.name must be the function's name, a string.", f"{param}.name")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise RequestError(f"{param}.parameters must be a JSON schema, an object.", f"{param}.parameters")
+    if strict is not None and not isinstance(strict, bool):
+        raise RequestError(f"{param}.strict must be true or false.", f"{param}.strict")
+    return ToolFunction(name, parameters, bool(strict))
+
+
+def bias_against_calls(bias: Mapping[int, float], tokenizer: Tokenizer) -> dict[int, float]:
+    """logit_bias with the token that opens a call made impossible, where the tokenizer has one."""
+    opening = {token: NEVER for token, added in tokenizer.added_tokens.items() if added.content == CALL_OPEN}
+    return {**bias, **opening}
+
+
+def call_object(call: ToolCall) -> dict[str, Any]:
+    """A call as OpenAI's object, with an id of its own."""
+    return {
+        "id": f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

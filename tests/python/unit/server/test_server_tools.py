@@ -1,0 +1,311 @@
+"""Tools in POST /v1/chat/completions over a scripted engine: prompts, calls in both modes, refusals, real clients."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import openai
+import pytest
+from fake_engine import FakeEngine, Reply
+from serving import TestServer, TextParts, events_of, make_model, serving
+
+from qwen3app.abi import EngineRequest
+
+USER = [{"role": "user", "content": "hi"}]
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": '查询<b>天气</b> & "风"',
+        "parameters": {"type": "object", "properties": {"z": {"type": "number"}, "a": {"type": "number"}}},
+    },
+}
+LS = {"type": "function", "function": {"name": "ls"}}
+TOOLS = {"tools": [ADD, LS]}
+CALL_ADD = '<tool_call>\n{"name": "add", "arguments": {"z": 1, "a": 2}}\n</tool_call>'
+CALL_LS = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
+
+
+def says(parts: TextParts, *texts: str, end: bool = True) -> Reply:
+    """A reply that says the texts in turn, one a request."""
+    ids = [parts.tokenizer.encode_raw(text) + ([parts.tokenizer.eos_ids[-1]] if end else []) for text in texts]
+    turns = itertools.cycle(ids)
+    replies: dict[int, Sequence[int]] = {}  # by request, as all its samples say the same
+
+    def reply(request: EngineRequest, sample: int) -> Sequence[int]:
+        if id(request) not in replies:
+            replies[id(request)] = next(turns)
+        return replies[id(request)]
+
+    return reply
+
+
+def prompt_text(parts: TextParts, engine: FakeEngine, request: int) -> str:
+    return parts.tokenizer.decode(engine.requests[request].prompt, skip_special=False)
+
+
+def gather(body: str) -> list[dict[str, Any]]:
+    """The messages that a stream adds up to, by choice, in the plain reply's shape; checks every call delta."""
+    messages: dict[int, dict[str, Any]] = {}
+    for chunk in events_of(body):
+        for choice in chunk["choices"]:
+            mine = messages.setdefault(
+                choice["index"], {"content": "", "reasoning": "", "calls": [], "finish_reason": None, "role": None}
+            )
+            assert mine["finish_reason"] is None, "a chunk behind the end"
+            delta = choice["delta"]
+            mine["role"] = delta.get("role", mine["role"])
+            assert mine["role"] == "assistant"
+            mine["content"] += delta.get("content") or ""
+            mine["reasoning"] += delta.get("reasoning_content") or ""
+            assert len(delta.get("tool_calls", ())) <= 1  # openai's stream() helper takes one a chunk
+            for call in delta.get("tool_calls", ()):
+                if call["index"] == len(mine["calls"]):
+                    assert call["id"].startswith("call_") and call["type"] == "function" and call["function"]["name"]
+                    mine["calls"].append(
+                        {"id": call["id"], "name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+                    )
+                else:
+                    assert set(call) == {"index", "function"} and set(call["function"]) == {"arguments"}
+                    mine["calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+            mine["finish_reason"] = choice["finish_reason"]
+    return [messages[index] for index in sorted(messages)]
+
+
+async def both(server: TestServer, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The answers of a plain and of a streamed request, which must be equal but for the calls' ids."""
+    plain = await server.chat(body)
+    assert plain.status_code == 200, plain.text
+    streamed = await server.chat({**body, "stream": True})
+    assert streamed.status_code == 200, streamed.text
+    answers = gather(streamed.text)
+    ids = [call["id"] for answer in answers for call in answer["calls"]]
+    for answer, choice in zip(answers, plain.json()["choices"], strict=True):
+        message = choice["message"]
+        assert answer["content"] == (message["content"] or "")
+        assert answer["reasoning"] == (message["reasoning_content"] or "")
+        assert answer["finish_reason"] == choice["finish_reason"]
+        calls = message.get("tool_calls", [])
+        assert ("tool_calls" in message) == bool(calls)
+        functions = [{"name": call["name"], "arguments": call["arguments"]} for call in answer["calls"]]
+        assert functions == [call["function"] for call in calls]
+        assert all(call["type"] == "function" and call["id"].startswith("call_") for call in calls)
+        ids += [call["id"] for call in calls]
+        answer["message"] = message
+    assert len(set(ids)) == len(ids)
+    return answers
+
+
+@pytest.mark.parametrize("step", [0.0, 0.002])
+async def test_b05_b06_b18_parallel_calls(text_parts: TextParts, step: float) -> None:
+    text = f"<think>\nhm {CALL_LS} no\n</think>\n\nSure.\n{CALL_ADD}\n{CALL_ADD}\nand\n{CALL_LS}"
+    engine = FakeEngine(says(text_parts, text), step=step)
+    async with serving(make_model(text_parts, engine)) as server:
+        for extra in (
+            {},
+            {"n": 2},
+            {"n": 2, "return_token_ids": True},
+            {"logprobs": True, "top_logprobs": 1},
+            {"parallel_tool_calls": True},
+        ):
+            for answer in await both(server, {**TOOLS, **extra}):
+                assert answer["content"] == "Sure.\nand" and answer["reasoning"] == f"hm {CALL_LS} no"
+                assert [call["name"] for call in answer["calls"]] == ["add", "add", "ls"]
+                assert [call["arguments"] for call in answer["calls"]] == ['{"z": 1, "a": 2}'] * 2 + ["{}"]
+                assert answer["finish_reason"] == "tool_calls"
+
+
+async def test_b06_at_most_one_call(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, f"{CALL_ADD}\n{CALL_LS}" + " more" * 50), step=0.001)
+    async with serving(make_model(text_parts, engine)) as server:
+        (answer,) = await both(server, {**TOOLS, "parallel_tool_calls": False})
+        usage = (await server.chat({**TOOLS, "parallel_tool_calls": False})).json()["usage"]
+    assert [call["name"] for call in answer["calls"]] == ["add"]
+    assert (answer["content"], answer["finish_reason"]) == ("", "tool_calls")
+    assert usage["completion_tokens"] == len(text_parts.tokenizer.encode_raw(CALL_ADD))  # the rest was not waited for
+    assert (1, 0) in engine.cancelled
+
+
+async def test_b19_b21_a_call_alone(text_parts: TextParts) -> None:
+    for text, kwargs in ((CALL_LS, {"enable_thinking": False}), (f"<think>\nx\n</think>\n\n{CALL_LS}", {})):
+        engine = FakeEngine(says(text_parts, text), step=0.001)
+        async with serving(make_model(text_parts, engine)) as server:
+            (answer,) = await both(server, {**TOOLS, **kwargs})
+        assert answer["message"]["content"] is None and len(answer["calls"]) == 1
+        assert answer["message"]["reasoning_content"] == (None if kwargs else "x")
+
+
+async def test_b08_a_call_in_an_open_thought(text_parts: TextParts) -> None:
+    text = f"<think>need ls\n{CALL_LS}"
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, text), step=0.001))) as server:
+        (answer,) = await both(server, TOOLS)
+    assert answer["reasoning"] == "need ls" and answer["finish_reason"] == "tool_calls"
+    n_tokens = len(text_parts.tokenizer.encode_raw(text))
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, text, end=False)))) as server:
+        (answer,) = await both(server, {**TOOLS, "max_tokens": n_tokens})
+    assert answer["reasoning"] == f"need ls\n{CALL_LS}" and answer["finish_reason"] == "length"
+
+
+async def test_b12_a_call_that_is_cut_off_is_text_and_may_come_back(text_parts: TextParts) -> None:
+    n_tokens = len(text_parts.tokenizer.encode_raw(CALL_ADD))
+    engine = FakeEngine(says(text_parts, CALL_ADD, end=False))
+    async with serving(make_model(text_parts, engine)) as server:
+        for limit in range(1, n_tokens):
+            (answer,) = await both(server, {**TOOLS, "max_tokens": limit})
+            if answer["calls"]:  # whole but for its closing tag
+                assert answer["finish_reason"] == "tool_calls" and limit > n_tokens - 5
+                continue
+            assert answer["finish_reason"] == "length"
+            assert CALL_ADD.startswith(answer["content"])
+            messages = [*USER, answer["message"], {"role": "user", "content": "go on"}]
+            assert (await server.chat({**TOOLS, "messages": messages, "max_tokens": 1})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Done.\n</tool_call>", '<tool_call>{"name":"add","arguments":{"a":"print("x")"}}</tool_call> ok', "<tool_call>\n"],
+)
+async def test_b10_b11_malformed_calls_are_content(text_parts: TextParts, text: str) -> None:
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, text), step=0.001))) as server:
+        (answer,) = await both(server, TOOLS)
+    assert answer["message"]["content"] == text and answer["calls"] == [] and answer["finish_reason"] == "stop"
+
+
+async def test_b17_no_call_is_wanted(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, f"Hm.\n{CALL_LS}"), step=0.001)
+    async with serving(make_model(text_parts, engine)) as server:
+        (answer,) = await both(server, {**TOOLS, "tool_choice": "none", "logit_bias": {"5": 1}})
+    assert answer["calls"] == [] and answer["finish_reason"] == "stop"
+    assert answer["content"] == 'Hm.\n{"name": "ls", "arguments": {}}'
+    opening = text_parts.tokenizer.control_tokens["<tool_call>"]
+    assert dict(engine.requests[1].logit_bias) == {5: 1, opening: -100}
+    assert engine.requests[1].prompt == text_parts.template.render(USER).ids  # no tools in the prompt
+
+
+async def test_b54_stop_strings_beside_calls(text_parts: TextParts) -> None:
+    text = f'a <tool_call>{{"name":"ls","arguments":{{"x":"END"}}}}</tool_call> b END c {CALL_LS}'
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, text), step=0.001))) as server:
+        (answer,) = await both(server, {**TOOLS, "stop": ["END"]})
+    assert answer["content"] == "a b " and [call["arguments"] for call in answer["calls"]] == ['{"x":"END"}']
+    assert answer["finish_reason"] == "tool_calls"
+
+
+async def test_b20_the_prompt_has_the_tools_as_they_came(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, "ok"))
+    async with serving(make_model(text_parts, engine)) as server:
+        await both(server, TOOLS)
+        await both(server, {**TOOLS, "tool_choice": "auto"})
+        await both(server, {"tools": [], "tool_choice": "auto"})
+    assert prompt_text(text_parts, engine, 1) == text_parts.template.render(USER, tools=[ADD, LS]).text
+    assert json.dumps(ADD, ensure_ascii=False) in prompt_text(text_parts, engine, 1)
+    assert engine.requests[3].prompt == engine.requests[1].prompt
+    assert engine.requests[5].prompt == text_parts.template.render(USER).ids
+
+
+async def test_b13_b14_b16_b23_history(text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, "ok"))
+
+    def history(arguments: Any, **content: Any) -> list[dict[str, Any]]:
+        call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        part = [{"type": "text", "text": "42"}]
+        return [
+            *USER,
+            {"role": "assistant", **content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": part},
+            {"role": "tool", "tool_call_id": "nobody", "content": "43"},
+        ]
+
+    async with serving(make_model(text_parts, engine)) as server:
+        for content in ({"content": None}, {}, {"content": ""}, {"content": []}):
+            for arguments in ('{"z": 1}', {"z": 1}):
+                answer = await server.chat({**TOOLS, "messages": history(arguments, **content)})
+                assert answer.status_code == 200, answer.text
+        prompts = [request.prompt for request in engine.requests.values()]
+        assert all(prompt == prompts[0] for prompt in prompts)
+        for arguments in ('"Beijing"', "[1]", "", "{bad", None):
+            answer = await server.chat({**TOOLS, "messages": history(arguments)})
+            assert answer.status_code == 200, answer.text
+        answer = await server.chat({**TOOLS, "messages": history([1])})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
+    text = prompt_text(text_parts, engine, 1)
+    assert '<tool_call>\n{"name": "add", "arguments": {"z": 1}}\n</tool_call>' in text
+    assert "<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n</tool_response><|im_end|>" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": ["x"]}, "tools[0]"),
+        ({"tools": [ADD, {}]}, "tools[1].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"name": "f", "parameters": []}]}, "tools[0].parameters"),
+        ({"tools": [{"name": "f", "strict": "yes"}]}, "tools[0].strict"),
+        ({"tools": [{"name": "f", "description": "\ud800"}]}, "tools[0].description"),
+        ({"tools": "x"}, "tools"),
+        ({**TOOLS, "tool_choice": "maybe"}, "tool_choice"),
+        ({**TOOLS, "tool_choice": 5}, "tool_choice"),
+        ({**TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({**TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice"),
+        ({**TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+    ],
+)
+async def test_refusals_name_the_place(text_parts: TextParts, body: dict[str, Any], param: str) -> None:
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, "ok")))) as server:
+        for stream in (False, True):
+            answer = await server.client.post(
+                "/v1/chat/completions",
+                content=json.dumps({"messages": USER, "stream": stream, **body}),
+                headers={"content-type": "application/json"},
+            )
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["param"] == param
+
+
+async def test_openai_client_tools_loop(text_parts: TextParts) -> None:
+    """The official package as agents use it: call, run, answer; by stream and in one piece."""
+    thought = "<think>\nLet me add.\n</think>\n\n"
+    calls = f"{thought}{CALL_ADD}\n{CALL_LS}"
+    engine = FakeEngine(says(text_parts, calls, "The sum is 3.", calls, "The sum is 3."), step=0.001)
+    async with serving(make_model(text_parts, engine)) as server:
+        client = openai.AsyncOpenAI(base_url=f"http://{server.host}:{server.port}/v1", api_key="x", max_retries=0)
+        for stream in (False, True):
+            messages: list[Any] = [{"role": "user", "content": "1 + 2?"}]
+            finals = []
+            for _ in range(2):
+                if stream:
+                    async with client.chat.completions.stream(
+                        model="fake", messages=messages, tools=TOOLS["tools"]
+                    ) as events:
+                        names = [event.type async for event in events]
+                        completion = await events.get_final_completion()
+                        if not finals:
+                            assert names.count("tool_calls.function.arguments.done") == 2
+                else:
+                    completion = await client.chat.completions.create(
+                        model="fake", messages=messages, tools=TOOLS["tools"]
+                    )
+                choice = completion.choices[0]
+                finals.append(choice.finish_reason)
+                messages.append(choice.message.model_dump(exclude_none=True))
+                for call in choice.message.tool_calls or ():
+                    arguments = json.loads(call.function.arguments)
+                    result = str(sum(arguments.values())) if call.function.name == "add" else "a b"
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            assert finals == ["tool_calls", "stop"]
+            assert choice.message.content == "The sum is 3."
+            assert [message["content"] for message in messages if message["role"] == "tool"] == ["3", "a b"]
+        await client.close()
+    # The second turn renders what the model wrote in the first to the letter, so its KV is found in the cache.
+    first, second = engine.requests[1].prompt, engine.requests[2].prompt
+    spoken = text_parts.tokenizer.encode_raw(calls)
+    assert list(second[: len(first) + len(spoken)]) == [*first, *spoken]
