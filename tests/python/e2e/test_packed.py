@@ -97,6 +97,7 @@ def test_serves_the_official_client(serve: Serve, tiny_model_dir: Path) -> None:
     assert plain.usage is not None
     assert plain.usage.completion_tokens >= 1
     assert "qwen3_" in httpx.get(f"{server.url}/metrics").text
+    assert "/v1/chat/completions" in httpx.get(f"{server.url}/openapi.json").json()["paths"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
