@@ -1,6 +1,6 @@
 """What streaming costs: CPU time per token of everything outside the engine's threads.
 
-    python tests/bench/stream_cost.py [--model DIR] [--streams 32 256] [--tokens 400] [--chat] [--limit 40]
+    python tests/bench/stream_cost.py [--model DIR] [--streams 32 256] [--tokens 400] [--chat] [--tools] [--limit 40]
 
 Starts `serve` on a (tiny) checkpoint, opens N streams at once from a second process, and reads the CPU time of the
 server's threads from /proc before and after: the main thread (HTTP, detokenizing, parsing) and the poll thread, which
@@ -51,8 +51,10 @@ async def stream(host: str, port: int, path: str, body: bytes) -> tuple[int, int
     return events - 1, size
 
 
-async def load(host: str, port: int, n_streams: int, n_tokens: int, chat: bool) -> int:
-    base = {"max_tokens": n_tokens, "stream": True, "ignore_eos": True, "temperature": 0.8}
+async def load(host: str, port: int, n_streams: int, n_tokens: int, chat: bool, tools: bool) -> int:
+    base: dict[str, object] = {"max_tokens": n_tokens, "stream": True, "ignore_eos": True, "temperature": 0.8}
+    if tools:
+        base["tools"] = [{"type": "function", "function": {"name": "f"}}]
     bodies = []
     for i in range(n_streams):
         text = f"Tell me story {i}"
@@ -83,8 +85,10 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--tools", action="store_true", help="chat whose answers are searched for tool calls")
     parser.add_argument("--limit", type=float, help="microseconds per token outside the engine that are too many")
     args = parser.parse_args()
+    chat = args.chat or args.tools
     failed = False
     with tempfile.TemporaryDirectory() as temporary:
         model = args.model
@@ -102,10 +106,10 @@ def main() -> int:
         for n_streams in args.streams:
             server, host, port = start(model, n_streams, Path(temporary) / "log")
             try:
-                asyncio.run(load(host, port, 2, 20, args.chat))  # warm
+                asyncio.run(load(host, port, 2, 20, chat, args.tools))  # warm
                 before = cpu_seconds(server.pid)
                 begin = time.perf_counter()
-                events = asyncio.run(load(host, port, n_streams, args.tokens, args.chat))
+                events = asyncio.run(load(host, port, n_streams, args.tokens, chat, args.tools))
                 seconds = time.perf_counter() - begin
                 after = cpu_seconds(server.pid)
             finally:

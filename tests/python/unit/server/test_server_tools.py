@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import openai
 import pytest
-from fake_engine import FakeEngine, Reply
-from serving import TestServer, TextParts, events_of, make_model, serving
+from fake_engine import FakeEngine, Reply, make_info
+from serving import TestServer, TextParts, events_of, load_text, make_model, serving
 
 from qwen3app.abi import EngineRequest
 
@@ -309,3 +311,66 @@ async def test_openai_client_tools_loop(text_parts: TextParts) -> None:
     first, second = engine.requests[1].prompt, engine.requests[2].prompt
     spoken = text_parts.tokenizer.encode_raw(calls)
     assert list(second[: len(first) + len(spoken)]) == [*first, *spoken]
+
+
+# Schemas as they are in the wild, and values whose spelling a JSON library may change.
+SCHEMAS: list[Any] = [
+    {},
+    {"type": "object", "properties": {}, "required": [], "additionalProperties": False},
+    {"properties": {"z": {"type": "number"}, "a": {"enum": ["é", "<b>", "&amp;", "\u2028", "\x7f", "\\", '"', "\n"]}}},
+    {"properties": {"n": {"minimum": -0.0, "maximum": 1e22, "multipleOf": 1e-7, "default": 0.1, "x": 1.0}}},
+    {"properties": {"i": {"enum": [0, -1, 2**63, -(2**63), 2**64, 10**30, 1.5e300, 5e-324, True, False, None]}}},
+    {"$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}}}, "$ref": "#/$defs/node"},
+    {
+        "": {"": {"": []}},
+        "👩‍👩‍👧‍👦": "日本語",
+        "anyOf": [{"type": ["string", "null"]}, {"pattern": "^\\d+(\\.\\d+)?$"}],
+    },
+]
+
+
+def any_json(random: Random, depth: int = 0) -> Any:
+    kind = random.randrange(7 if depth < 4 else 5)
+    if kind < 5:
+        text = "".join(random.choices("aZ <>&'\"\\/\n\té世👋\u2028{}[]:,", k=random.randrange(8)))
+        return (text, random.randrange(-(10**9), 10**9), random.uniform(-1e3, 1e3), random.random() < 0.5, None)[kind]
+    if kind == 5:
+        return [any_json(random, depth + 1) for _ in range(random.randrange(4))]
+    return {f"k{random.randrange(99)}é": any_json(random, depth + 1) for _ in range(3)}
+
+
+async def test_b13_b20_prompts_equal_those_of_transformers() -> None:
+    """From the bytes of a request to the engine's ids, for the official tokenizer and template."""
+    transformers = pytest.importorskip("transformers")
+    official = Path(__file__).parents[3] / "data" / "qwen3"
+    reference = transformers.AutoTokenizer.from_pretrained(official)
+    parts, random = load_text(official), Random(1)
+    schemas = SCHEMAS + [any_json(random) for _ in range(60)]
+    engine = FakeEngine(lambda request, sample: [parts.tokenizer.eos_ids[0]], make_info(max_context=10**6))
+    async with serving(make_model(parts, engine)) as server:
+        for i, schema in enumerate(schemas):
+            parameters = schema if isinstance(schema, dict) else {"x": schema}
+            function = {
+                "name": f"f{i}",
+                "description": '<i>天气</i> & "风"',
+                "parameters": parameters,
+                "extra": [schema],
+            }
+            tools = [{"type": "function", "function": function}, ADD, {**LS, "z": schema}]
+            arguments = {"a": schema}
+            for spelled in (arguments, json.dumps(arguments), json.dumps(arguments, ensure_ascii=False, indent=1)):
+                call = {"id": "c1", "type": "function", "function": {"name": f"f{i}", "arguments": spelled}}
+                messages: list[Any] = [
+                    {"role": "system", "content": "Be brief."},
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": "", "tool_calls": [call, call]},
+                    {"role": "tool", "tool_call_id": "c1", "content": json.dumps(schema)},
+                    {"role": "tool", "tool_call_id": "c1", "content": "42"},
+                ]
+                body = {"messages": messages, "tools": tools, "max_tokens": 1}
+                answer = await server.chat(json.loads(json.dumps(body)))
+                assert answer.status_code == 200, answer.text
+                expected = reference.apply_chat_template(
+                    messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+                )
+                assert list(engine.requests[len(engine.requests)].prompt) == expected, schema
