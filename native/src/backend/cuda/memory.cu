@@ -67,11 +67,13 @@ bool Staging::begin(size_t bytes, DeviceMemory& memory, cudaStream_t stream) {
   if (sent_ == nullptr) check(cudaEventCreateWithFlags(&sent_, cudaEventDisableTiming), "creating an event");
   check(cudaEventSynchronize(sent_), "waiting for a copy");
   if (bytes <= capacity_) return false;
-  capacity_ = std::max<size_t>(2 * bytes, size_t{1} << 16);
-  void* old = device_;
-  device_ = memory.allocate(capacity_, "the step's index arrays", stream);
-  if (old != nullptr) memory.release(old);  // cudaFree waits for kernels that still read it
-  pinned_.ensure(capacity_);
+  // capacity_ last: an evaluation that finds no memory fails alone, and the next step must find this as it was.
+  const size_t capacity = std::max<size_t>(2 * bytes, size_t{1} << 16);
+  void* larger = memory.allocate(capacity, "the step's index arrays", stream);
+  if (device_ != nullptr) memory.release(device_);  // cudaFree waits for kernels that still read it
+  device_ = larger;
+  pinned_.ensure(capacity);
+  capacity_ = capacity;
   return true;
 }
 
