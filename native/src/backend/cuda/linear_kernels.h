@@ -1,6 +1,6 @@
 // The implementations of one matrix product, for the dispatch in linear.cu, its tests and its benchmark.
 //
-// One arithmetic (docs/decisions.md): the blocks of 64 columns are cut in 4 segments, segment s = blocks
+// One arithmetic (docs/numerics.md): the blocks of 64 columns are cut in 4 segments, segment s = blocks
 // [s * n / 4, (s + 1) * n / 4); inside a segment k ascends in steps of 16 into one float32 accumulator that starts at
 // 0; the result is ((s0 + s1) + s2) + s3 in float32. All give the same bits for a row, whatever the other rows.
 #pragma once
