@@ -8,7 +8,8 @@ The rules:
   then `</tool_call>` ends the call. The next `<tool_call>` or the end of the text does too: the tag was forgotten.
 - A call has a name and arguments that are an object (or a string that holds one, or null or nothing: {}), no more.
   The arguments keep the model's spelling, so that they render to the same ids when they come back in the history.
-  Raw control characters inside strings are escaped; any other fault makes the call malformed.
+  Raw control characters inside strings are escaped, escapes of half a character become U+FFFD; any other fault makes
+  the call malformed.
 - A malformed or unfinished call is text, up to and including the first `</tool_call>` behind its opening tag. What
   stands in between is not searched for calls: broken quoting must not turn quoted text into a call.
 Invariants: text and calls' `raw` together are the input, to the letter; they do not depend on how it is cut.
@@ -41,8 +42,14 @@ _SPACE = re.compile(r"[ \t\n\r]*+")
 _PLAIN_JSON = re.compile(r'(?:[ \t\n\r\[\]:,0-9+\-.Eaeflnrstu]++|"(?:[^"\\]++|\\.)*+")*+', re.S)
 _STRING_BODY = re.compile(r'(?:[^"\\]++|\\.)*+', re.S)
 _WHOLE_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.S)
-_CONTROL = re.compile(r"[\x00-\x1f]")
-_ESCAPE_OR_CONTROL = re.compile(r"\\.|[\x00-\x1f]", re.S)
+_TO_REPAIR = re.compile(r"[\x00-\x1f]|\\u[dD][89a-fA-F]")
+_PART = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a whole character
+    r"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    r"|\\?(?P<control>[\x00-\x1f])"
+    r"|\\.",
+    re.S,
+)
 
 
 class ToolCall(NamedTuple):
@@ -67,40 +74,41 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode_call = msgspec.json.Decoder(_Call).decode
-_decode_any = msgspec.json.Decoder().decode
+_decode_string = msgspec.json.Decoder(str).decode
+_check_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def parse_call(raw: str) -> ToolCall | None:
     """A call from its text with tags (the closing one may be missing, or cut off), or None where it is malformed."""
     text = raw[len(CALL_OPEN) : raw.rfind("}") + 1]
-    for attempt in (text, _escape_controls(text) if _CONTROL.search(text) else None):
-        if attempt is None:
-            continue
-        try:
-            call = _decode_call(attempt)
-            arguments = bytes(call.arguments).decode()
-            value = _decode_any(arguments)
-            if isinstance(value, str):
-                arguments, value = value, _decode_any(value)
-        except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-            continue
-        if value is None:
-            arguments, value = "{}", {}
-        if call.name and isinstance(value, dict):
-            return ToolCall(call.name, arguments, raw)
-    return None
+    call = _parsed(text, raw)
+    if call is None and _TO_REPAIR.search(text):
+        call = _parsed(_WHOLE_STRING.sub(lambda match: _PART.sub(_repaired, match[0]), text), raw)
+    return call
 
 
-def _escape_controls(text: str) -> str:
-    """Escapes raw control characters inside the strings of a JSON text. A backslash before one is meant as itself."""
+def _parsed(text: str, raw: str) -> ToolCall | None:
+    try:
+        call = _decode_call(text)
+        arguments = bytes(call.arguments).decode()
+        if arguments.startswith('"'):
+            arguments = _decode_string(arguments)
+            _check_object(arguments)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None
+    if arguments == "null":
+        arguments = "{}"
+    return ToolCall(call.name, arguments, raw) if call.name and arguments.lstrip()[:1] == "{" else None
 
-    def escape(match: re.Match[str]) -> str:
-        piece = match[0]
-        if piece[-1] >= " ":
-            return piece
-        return ("\\\\" if len(piece) == 2 else "") + msgspec.json.encode(piece[-1]).decode()[1:-1]
 
-    return _WHOLE_STRING.sub(lambda match: _ESCAPE_OR_CONTROL.sub(escape, match[0]), text)
+def _repaired(match: re.Match[str]) -> str:
+    """A part of a JSON string, spelled as JSON wants it. A backslash before a raw control character means itself."""
+    if match["half"]:
+        return "\\ufffd"
+    if match["control"]:
+        escaped = msgspec.json.encode(match["control"]).decode()[1:-1]
+        return "\\\\" + escaped if match[0][0] == "\\" else escaped
+    return match[0]
 
 
 def _begun(text: str, begin: int, tag: str) -> int:

@@ -86,6 +86,13 @@ def call(body: str, close: str = "</tool_call>") -> str:
         ('{"name":"f","arguments":"{\\"a\\": 1}"}', '{"a": 1}'),
         # B11: raw control characters
         ('{"name":"f","arguments":{"c":"line1\nline2\tx\x01"}}', '{"c":"line1\\nline2\\tx\\u0001"}'),
+        ('{"name":"f","arguments":{"n":1e999,"k":[]}}', '{"n":1e999,"k":[]}'),
+        # B58: half a character
+        (
+            '{"name":"f","arguments":{"a":"\\ud83d\\ude00 \\ud83d \\\\ud83d"}}',
+            '{"a":"\\ud83d\\ude00 \\ufffd \\\\ud83d"}',
+        ),
+        ('{"name":"f","arguments":{"a":"\\uDC00\\ud83d\\uDBFF"}}', '{"a":"\\ufffd\\ufffd\\ufffd"}'),
         ('{"name":"f","arguments":{"c":"a \\\n b"}}', '{"c":"a \\\\\\n b"}'),
         ('{\n "name" :\t"f" ,\r\n"arguments":{"c":"\\\\\n"}}', '{"c":"\\\\\\n"}'),
     ],
@@ -113,7 +120,6 @@ def test_b01_b02_b03_b11_calls(body: str, arguments: str) -> None:
         '<tool_call>{"name":"f","arguments":{"a":1,}}</tool_call>',
         '<tool_call>{"name":"f","arguments":{"a":NaN}}</tool_call>',
         '<tool_call>{"name":"f","arguments":{"a":"\\d"}}</tool_call>',
-        '<tool_call>{"name":"f","arguments":{"a":"\\ud800"}}</tool_call>',
         '<tool_call>{"name":"f","arguments":{}}}</tool_call>',
         '<tool_call>{"name":"f","arguments":{}} trailing </tool_call>',
         # no call
