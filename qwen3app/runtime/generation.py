@@ -32,6 +32,7 @@ from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.output import OutputStream
 
 if TYPE_CHECKING:
+    from qwen3app.runtime.masks import ConstrainedSample
     from qwen3app.runtime.observations import Observations
     from qwen3app.runtime.params import GenerationParams
     from qwen3app.runtime.thought_budget import ThoughtBudget
@@ -94,6 +95,7 @@ class _Choice:
     __slots__ = (
         "budget",
         "called",
+        "constrained",
         "cut_event",
         "finish_event",
         "finish_reason",
@@ -120,11 +122,22 @@ class _Choice:
         self.finish_reason: str | None = None  # set when the reader has been told
         self.finish_event: Event | None = None
         self.budget: ThoughtBudget | None = None  # while the thought may have to be closed
+        self.constrained: ConstrainedSample | None = None
         self.n_earlier = 0  # output tokens before `request`: a closed thought with its closing words
         self.cut_event: Event | None = None  # FINISHED of the request whose thought was closed
         self.called = False  # the answer has tool calls
         self.n_tokens = 0
         self.last_ns = 0
+
+    def end_reason(self, event: Event) -> str:
+        """What a FINISHED event means: a constraint may be why the sample was cancelled."""
+        constrained = self.constrained
+        if event[8] == FinishCode.CANCELLED and constrained is not None:
+            if constrained.error is not None:
+                return "error"
+            if constrained.ended:
+                return "stop"
+        return _REASONS.get(FinishCode(event[8]), "error")
 
 
 class Generation:
@@ -359,7 +372,9 @@ class Generation:
                         self._cancel(choice.request, choice.sample)
                     break
             elif event[2] == _FINISHED:
-                finish_reason = _REASONS.get(event[8], "error")  # type: ignore[call-overload]
+                finish_reason = choice.end_reason(event)
+                if self.error is None and choice.constrained is not None:
+                    self.error = choice.constrained.error
                 if finish_reason == "abort" and self.error is not None:
                     finish_reason = "error"  # given up
         if ids:

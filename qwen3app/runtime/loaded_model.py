@@ -21,6 +21,7 @@ import msgspec
 
 from qwen3app.abi import Engine, EngineInfo, EngineOptions
 from qwen3app.errors import EngineError, ModelError, Status
+from qwen3app.runtime.constraints import GrammarTokens
 from qwen3app.text.errors import TextError
 from qwen3app.text.generation_config import SamplingDefaults, load_sampling_defaults
 from qwen3app.text.template import ChatTemplate
@@ -41,6 +42,7 @@ class LoadedModel:
     defaults: SamplingDefaults
     engine: Engine
     info: EngineInfo
+    grammar_tokens: GrammarTokens | None = None  # for constraints; None: made when the first one comes
     load_phases: dict[str, float] = field(default_factory=dict)  # phase -> seconds; tokenizer runs beside the others
 
     @classmethod
@@ -52,8 +54,10 @@ class LoadedModel:
         *,
         name: str | None = None,
         on_log: Log | None = None,
+        constraints: bool = False,
     ) -> LoadedModel:
-        """Blocks until the model is ready; call it in a thread from asyncio."""
+        """Blocks until the model is ready; call it in a thread from asyncio. constraints: prepares for them, which
+        later would stall all threads for most of a second."""
         begin = time.perf_counter()
         phases: dict[str, float] = {}
         _check_directory(directory)
@@ -66,6 +70,8 @@ class LoadedModel:
                 text["tokenizer"] = tokenizer
                 text["template"] = ChatTemplate.from_dir(directory, tokenizer)
                 text["defaults"] = load_sampling_defaults(directory)
+                if constraints and tokenizer.eos_ids:
+                    text["grammar_tokens"] = GrammarTokens(tokenizer)
             except BaseException as error:
                 text["error"] = error
             phases["tokenizer"] = time.perf_counter() - start
@@ -109,6 +115,7 @@ class LoadedModel:
             defaults=text["defaults"],
             engine=engine,
             info=info,
+            grammar_tokens=text.get("grammar_tokens"),
             load_phases=phases,
         )
 

@@ -10,12 +10,16 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from qwen3app.abi.types import MAX_SAMPLES as MAX_SAMPLES
 from qwen3app.abi.types import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
 from qwen3app.errors import RequestError
 from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.generation_config import SamplingDefaults
+
+if TYPE_CHECKING:
+    from qwen3app.runtime.constraints import Constraint
 
 _MAX_STOPS = 64
 _MAX_STOP_CHARS = 4096
@@ -52,6 +56,7 @@ class GenerationParams:
     skip_special: bool = True  # control tokens are not shown
     priority: int = 0  # lower runs first
     cache_salt: str = ""
+    constraint: Constraint | None = None  # what the answer is held to
     thinking_budget: int | None = None  # tokens of a thought, then it is closed; only with split_reasoning
     calls: CallPolicy | None = None  # tool calls are looked for in the text; None: they are text
     return_tokens: bool = False  # deltas carry their tokens even without logprobs

@@ -19,8 +19,10 @@ from typing import Any
 
 from qwen3app.abi.types import EngineRequest, Event, EventBatch, EventKind, FinishCode
 from qwen3app.errors import AppError, ContextLengthError, EngineError, GenerationError, RequestError, Status
+from qwen3app.runtime.constraints import Constraint, Constraints
 from qwen3app.runtime.generation import Generation, _Choice
 from qwen3app.runtime.loaded_model import LoadedModel
+from qwen3app.runtime.masks import ConstrainedSample, Masks
 from qwen3app.runtime.observations import Observations
 from qwen3app.runtime.params import GenerationParams, check_params, with_defaults
 from qwen3app.runtime.tenant import salted
@@ -38,6 +40,8 @@ _INT32_MAX = 2**31 - 1
 _UINT64_MASK = 2**64 - 1
 # Between two tries to continue a sample whose thought was closed, while the engine's queue is full.
 _RETRY_SECONDS = 0.02
+# `</think>` and two newlines, however those are tokenized, at the end of a prompt.
+_CLOSED_TAIL = 3
 _TOKEN = int(EventKind.TOKEN)
 _PROMPT_TOKEN = int(EventKind.PROMPT_TOKEN)
 _FINISHED = int(EventKind.FINISHED)
@@ -50,8 +54,10 @@ class Runtime:
         """on_failure: called once, on the loop's thread, with a sentence, when the engine has failed."""
         self.model = model
         self.observations = Observations()
+        self.constraints = Constraints(model.tokenizer, model.grammar_tokens)
         self.failure: str | None = None
         self._engine = model.engine
+        self._masks = Masks(model.engine)
         self._on_failure = on_failure
         self._eos_ids = frozenset(model.tokenizer.eos_ids) | frozenset(model.info.eos_ids)
         self._extra_eos = tuple(sorted(self._eos_ids - frozenset(model.info.eos_ids)))
@@ -87,6 +93,8 @@ class Runtime:
         self._stopping.set()
         thread, self._thread = self._thread, None
         await asyncio.to_thread(thread.join)
+        self.constraints.close()
+        await asyncio.to_thread(self._masks.close)
         for generation in list(self._active):
             self._abandon(generation, GenerationError("The server is shutting down."))
 
@@ -178,6 +186,12 @@ class Runtime:
         if split_reasoning and params.thinking_budget is not None:
             for choice in generation._choices:
                 choice.budget = ThoughtBudget(tokenizer, params.thinking_budget, thinking)
+        if params.constraint is not None:
+            for choice in generation._choices:
+                prompt = prompts[choice.index // params.n]
+                # The official template closes a thought that is not wanted; then none is looked for.
+                may_think = split_reasoning and tokenizer.think_close_id not in prompt[-_CLOSED_TAIL:]
+                choice.constrained = self._constrained(params.constraint, params, thinking, may_think)
         submitted: list[int] = []
         try:
             for i, prompt in enumerate(prompts):
@@ -186,6 +200,8 @@ class Runtime:
                 for choice in generation._choices[i * params.n : (i + 1) * params.n]:
                     choice.request = request
                     self._routes[request << _SAMPLE_BITS | choice.sample] = choice
+                    if choice.constrained is not None:
+                        self._masks.add(choice.constrained, request, choice.sample)
         except EngineError as error:
             for request in submitted:
                 self._cancel(request, -1)
@@ -246,7 +262,15 @@ class Runtime:
             top_logprobs=params.top_logprobs,
             prompt_logprobs=params.prompt_logprobs,
             cache_salt=params.cache_salt,
+            constrained=params.constraint is not None,
         )
+
+    @staticmethod
+    def _constrained(
+        constraint: Constraint, params: GenerationParams, thinking: bool, may_think: bool
+    ) -> ConstrainedSample:
+        eos_ends_from = None if params.ignore_eos else params.min_tokens
+        return ConstrainedSample(constraint.sample(thinking=thinking, may_think=may_think), eos_ends_from)
 
     def _cancel(self, request: int, sample: int) -> None:
         try:
@@ -264,6 +288,7 @@ class Runtime:
             while not self._stopping.is_set():
                 batch = engine.poll(_POLL_MS)
                 if batch.events:
+                    self._masks.take(batch.events)
                     loop.call_soon_threadsafe(self._deliver, batch)
         except EngineError as error:
             if not self._stopping.is_set():
@@ -382,6 +407,11 @@ class Runtime:
             return
         choice.sample = 0
         self._routes[choice.request << _SAMPLE_BITS] = choice
+        params = choice.generation.params
+        if params.constraint is not None:
+            left = replace(params, min_tokens=max(params.min_tokens - choice.n_earlier, 0))
+            choice.constrained = self._constrained(params.constraint, left, False, False)
+            self._masks.add(choice.constrained, choice.request, 0)
 
     def _end(self, choice: _Choice, reason: FinishCode) -> None:
         """Ends a choice that the engine does not hold. Its event has no times."""
@@ -425,7 +455,7 @@ class Runtime:
             first = choice.cut_event[17] if choice.cut_event is not None else event[17]
             if n_generated > 1 and 0 < first < event[11]:
                 seen.time_per_output_token.observe((event[11] - first) * 1e-9 / (n_generated - 1))
-            reason = choice.finish_reason or _FINISHED_REASON.get(event[8], "error")
+            reason = choice.finish_reason or choice.end_reason(event)
             seen.finished["stop" if reason == "tool_calls" else reason] += 1  # dashboards know four reasons
         seen.max_generation_tokens.observe(longest)
 
@@ -448,11 +478,3 @@ class Runtime:
             self._abandon(generation, GenerationError(sentence))
         if self._on_failure is not None:
             self._on_failure(sentence)
-
-
-_FINISHED_REASON = {
-    int(FinishCode.STOP): "stop",
-    int(FinishCode.LENGTH): "length",
-    int(FinishCode.CANCELLED): "abort",
-    int(FinishCode.ERROR): "error",
-}

@@ -36,6 +36,7 @@ from qwen3app.server.requests import (
     sampling_params,
 )
 from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all
+from qwen3app.server.structured import constraint_of
 from qwen3app.server.thinking import thinking_of
 from qwen3app.server.tools import ToolRequest, bias_against_calls, call_object, tool_request
 from qwen3app.text.call_stream import CallPolicy
@@ -62,6 +63,15 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
     thinking = thinking_of(body, state.settings)
     tools = tool_request(body)
     params = with_tools(replace(chat_params(body), thinking_budget=thinking.budget), tools, model.tokenizer)
+    constraint = constraint_of(body)
+    if constraint is not None:
+        if tools.functions:
+            raise RequestError(
+                f"{constraint.param} cannot be combined with tools yet; send tool_choice 'none'.",
+                constraint.param,
+                "unsupported_parameter",
+            )
+        params = replace(params, constraint=await runtime.constraints.compile(constraint))
 
     def render() -> RenderedPrompt:
         prompt = model.template.render(

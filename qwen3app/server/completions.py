@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from litestar import Request, post
@@ -29,6 +30,7 @@ from qwen3app.server.replies import (
 )
 from qwen3app.server.requests import CompletionBody, read_body, refuse_unsupported, sampling_params
 from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all
+from qwen3app.server.structured import constraint_of
 
 if TYPE_CHECKING:
     from qwen3app.server.state import ServerState
@@ -55,6 +57,9 @@ async def create_completion(request: Request[Any, Any, Any]) -> Reply:
     state.check_model(body.model)
     refuse_unsupported(body)
     params = completion_params(body)
+    constraint = constraint_of(body)
+    if constraint is not None:
+        params = replace(params, constraint=await runtime.constraints.compile(constraint))
     long = len(await request.body()) > INLINE_CHARACTERS
     vocab = model.info.vocab
     if long:

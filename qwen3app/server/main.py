@@ -142,6 +142,7 @@ class Loader:
                 self._note,
                 name=self._settings.served_model_name,
                 on_log=self._on_log,
+                constraints=True,
             )
         except BaseException as error:
             self._error = error

@@ -64,13 +64,20 @@ class SamplingBody(msgspec.Struct):
     bad_words: Any = None
     logits_processors: Any = None
     truncate_prompt_tokens: Any = None
-    # Asked-for features that are not there yet.
-    response_format: dict[str, Any] | None = None
+    response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
+    guided_json_object: Any = None
+    # Constraints as other servers name them: refused, see structured.py.
+    grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
 
 
 class ChatBody(SamplingBody):
@@ -216,16 +223,6 @@ def refuse_unsupported(body: SamplingBody) -> None:
         value = getattr(body, name, None)
         if not any(type(value) is type(same) and value == same for same in neutral):  # 0 is not false
             raise RequestError(f"{name} is not supported by this server; remove it.", name, "unsupported_parameter")
-    kind = (body.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise RequestError(
-            f"response_format {kind!r} is not supported by this server yet; only 'text' is.",
-            "response_format",
-            "unsupported_parameter",
-        )
-    for name in ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"):
-        if getattr(body, name) is not None:
-            raise RequestError(f"{name} is not supported by this server yet; remove it.", name, "unsupported_parameter")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError(
             "best_of is not supported unless it equals n; remove it.", "best_of", "unsupported_parameter"

@@ -295,10 +295,6 @@ async def test_unsupported_features_are_refused(text_parts: TextParts) -> None:
         refused = [
             ({"functions": [{"name": "f"}]}, "functions"),
             ({"function_call": {"name": "f"}}, "function_call"),
-            ({"response_format": {"type": "json_object"}}, "response_format"),
-            ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-            ({"guided_regex": "a+"}, "guided_regex"),
-            ({"structured_outputs": {"json": {}}}, "structured_outputs"),
             ({"best_of": 3}, "best_of"),
             ({"use_beam_search": True}, "use_beam_search"),
             ({"use_beam_search": 0}, "use_beam_search"),

@@ -1,0 +1,333 @@
+"""Constraints: compiled off the event loop, and for each sample the mask of what may come next.
+
+Owns: the tokenizer as llguidance sees it, the threads that compile, the limits of both, and a sample's place in its
+grammar. Refuses to know: how constraints are written in requests or as grammars (text/grammars.py), and when masks are
+due (runtime/masks.py).
+
+The rules:
+- The constraint holds for the answer. While a thought is open, by the prompt or by the model's first token, all but an
+  end is allowed; behind it one token of newlines may pass, as the template writes them, and then the grammar begins.
+- An end (EOS) is allowed only where the grammar may end.
+- A control token is never text: it can come only where a grammar names it (`<tool_call>`).
+- A constraint whose first mask is empty, that takes longer than COMPILE_SECONDS, or that passes llguidance's limits, is
+  refused with the place of the fault. These limits count work, not time, so they do not depend on the machine.
+
+Threads: `Constraints.compile` on the event loop; compiling on threads of its own, without Python's lock. A
+SampleConstraint belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from qwen3app.errors import EngineError, RequestError, Status
+from qwen3app.text.errors import TextError
+from qwen3app.text.grammars import (
+    ConstraintSpec,
+    Grammar,
+    build_grammar,
+    definitions,
+    schema_grammar,
+    subschemas,
+)
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from qwen3app.text.tokenizer import Tokenizer
+
+COMPILE_SECONDS = 5.0
+# Requests that may wait for a thread that compiles; each holds its body in memory.
+_MAX_WAITING = 64
+_THREADS = 2
+# Compiled grammars that are kept; the largest that the limits below allow takes some 50 MB.
+_CACHE_SIZE = 32
+# Schemas tried one by one to find the part at fault, and for how long.
+_MAX_TRIES, _LOCATE_SECONDS = 100, 0.5
+# llguidance's limits. Its defaults let one mask take 17 ms and one compilation more than a second.
+_LIMITS = {
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+
+
+class GrammarTokens:
+    """A tokenizer as llguidance sees it, with the masks that need no grammar. Takes a second for 151,669 ids, most of
+    it under Python's lock: make it while a model is loaded."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        import llguidance
+
+        if not tokenizer.eos_ids:
+            raise RequestError("This model names no token that ends an answer, so answers cannot be constrained.")
+        self.control_tokens = tokenizer.control_tokens
+        self.think_open, self.think_close = tokenizer.think_open_id, tokenizer.think_close_id
+        pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.n_ids)]
+        wrapper = llguidance.TokenizerWrapper(_Pieces(tokenizer, pieces))
+        self.native = llguidance.LLTokenizer(wrapper, n_vocab=tokenizer.n_ids, eos_token=list(tokenizer.eos_ids))
+        self.n_bytes = (tokenizer.n_ids + 31) // 32 * 4
+        ends = frozenset(tokenizer.eos_ids)
+        self.end_mask = self.mask(ends)
+        self.free_mask = self.mask(i for i, piece in enumerate(pieces) if piece and i not in ends)
+        self.newline_ids = frozenset(i for i, piece in enumerate(pieces) if piece in (b"\n", b"\n\n"))
+
+    def mask(self, ids: Any) -> bytes:
+        """One bit per id."""
+        bits = bytearray(self.n_bytes)
+        for token in ids:
+            bits[token >> 3] |= 1 << (token & 7)
+        return bytes(bits)
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        import llguidance
+
+        limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+        return llguidance.LLMatcher(self.native, grammar, log_level=0, limits=limits)
+
+
+class _Pieces:
+    """What llguidance wants of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, pieces: Sequence[bytes]) -> None:
+        self.eos_token_id = tokenizer.eos_ids[0]
+        self.bos_token_id = None
+        self.tokens = pieces
+        self.special_token_ids = list(tokenizer.added_tokens)
+        self._encode = tokenizer.encode_plain
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+class Constraint:
+    """A compiled constraint; `sample` gives each sample its own."""
+
+    def __init__(self, tokens: GrammarTokens, matcher: LLMatcher, first_mask: bytes, param: str) -> None:
+        self.param = param
+        self._tokens = tokens
+        self._matcher = matcher
+        self._first_mask = first_mask
+
+    def sample(self, *, thinking: bool, may_think: bool) -> SampleConstraint:
+        """thinking: the prompt ends inside a thought. may_think: a thought is looked for in the answer."""
+        phase = Phase.ANSWER
+        if may_think and self._tokens.think_close is not None:
+            phase = Phase.THOUGHT if thinking else Phase.START
+        elif thinking and may_think:
+            raise RequestError(
+                f"{self.param}: this model's tokenizer has no think tokens, so the end of a thought cannot be told; "
+                "turn thinking off.",
+                self.param,
+            )
+        return SampleConstraint(self._tokens, self._matcher.deep_copy(), self._first_mask, phase, self.param)
+
+
+class Phase(Enum):
+    """Where a sample is."""
+
+    START = "start"  # nothing has come; a thought may be opened
+    THOUGHT = "thought"
+    CLOSED = "closed"  # right behind a thought
+    ANSWER = "answer"
+
+
+class SampleConstraint:
+    """One sample's place in its grammar. `mask` is what may come next; it changes with `push`."""
+
+    __slots__ = ("_first", "_matcher", "_param", "_tokens", "mask", "over", "phase")
+
+    def __init__(self, tokens: GrammarTokens, matcher: LLMatcher, first: bytes, phase: Phase, param: str) -> None:
+        self.phase = phase
+        self.over = False  # nothing but an end may follow
+        self._tokens = tokens
+        self._matcher = matcher
+        self._first = first
+        self._param = param
+        self.mask = first
+        if phase is Phase.ANSWER:
+            self.over = first == tokens.end_mask
+        elif phase is Phase.THOUGHT:
+            self.mask = tokens.free_mask
+        elif tokens.think_open is not None:
+            self.mask = _either(first, tokens.mask([tokens.think_open]))
+
+    def push(self, token: int) -> None:
+        """The sample has said `token`. Raises RequestError where the grammar has become too complex."""
+        phase, tokens = self.phase, self._tokens
+        if phase is Phase.ANSWER:
+            self._consume(token)
+        elif phase is Phase.THOUGHT:
+            if token == tokens.think_close:
+                self.phase, self.mask = Phase.CLOSED, _either(self._first, tokens.mask(tokens.newline_ids))
+        elif phase is Phase.START and token == tokens.think_open:
+            self.phase, self.mask = Phase.THOUGHT, tokens.free_mask
+        elif phase is Phase.CLOSED and token in tokens.newline_ids:
+            self.phase, self.mask = Phase.ANSWER, self._first
+            self.over = self._first == tokens.end_mask
+        else:
+            self.phase = Phase.ANSWER
+            self._consume(token)
+
+    def _consume(self, token: int) -> None:
+        matcher = self._matcher
+        matcher.consume_token(token)
+        self.mask = matcher.compute_bitmask()
+        if not matcher.is_stopped():
+            return
+        if matcher.is_error() or not matcher.is_accepting():
+            raise RequestError(
+                f"The constraint in {self._param} became too complex behind what the model has said "
+                f"({_reason(matcher)}); make it simpler.",
+                self._param,
+                "constraint_too_complex",
+            )
+        self.over = True
+        self.mask = self._tokens.end_mask
+
+
+def _either(a: bytes, b: bytes) -> bytes:
+    return (int.from_bytes(a, "little") | int.from_bytes(b, "little")).to_bytes(len(a), "little")
+
+
+class Constraints:
+    """Compiles constraints for one model."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: GrammarTokens | None = None) -> None:
+        """tokens: made already, while the model was loaded."""
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._n_waiting = 0
+        self._cache: OrderedDict[str, Constraint | RequestError] = OrderedDict()
+
+    async def compile(self, spec: ConstraintSpec) -> Constraint:
+        """Raises RequestError for a constraint that cannot be met, EngineError where too many wait."""
+        if self._n_waiting >= _MAX_WAITING:
+            raise EngineError(Status.QUEUE_FULL, "Too many constraints wait to be compiled; try again later.")
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile-constraint")
+        started: list[float] = []
+        self._n_waiting += 1
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, spec, started)
+            future.add_done_callback(self._done)
+            async with asyncio.timeout(COMPILE_SECONDS):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            if not started:
+                future.cancel()
+                raise EngineError(Status.QUEUE_FULL, "Too many constraints are being compiled; try later.") from None
+            raise RequestError(
+                f"{spec.param} takes longer than {COMPILE_SECONDS:g} s to compile; make it simpler.",
+                spec.param,
+                "constraint_too_complex",
+            ) from None
+
+    def _done(self, future: asyncio.Future[Constraint]) -> None:
+        self._n_waiting -= 1
+        if not future.cancelled():
+            future.exception()  # retrieved, also where nobody waits any more
+
+    def close(self) -> None:
+        """Ends the threads; what is being compiled is not waited for."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # -------------------------------------------------------------------------------------------- the threads' side
+
+    def _compile(self, spec: ConstraintSpec, started: list[float]) -> Constraint:
+        started.append(time.monotonic())
+        with self._lock:
+            if self._tokens is None:
+                self._tokens = GrammarTokens(self._tokenizer)
+        try:
+            grammar = build_grammar(spec, self._tokens.control_tokens)
+        except TextError as error:
+            raise RequestError(str(error), error.param, "invalid_constraint") from None
+        with self._lock:
+            known = self._cache.get(grammar.text)
+            if known is not None:
+                self._cache.move_to_end(grammar.text)
+        if known is None:
+            known = _compiled(self._tokens, grammar)
+            with self._lock:
+                self._cache[grammar.text] = known
+                while len(self._cache) > _CACHE_SIZE:
+                    self._cache.popitem(last=False)
+        if isinstance(known, RequestError):
+            raise RequestError(str(known), known.param, known.code)
+        return known
+
+
+def _compiled(tokens: GrammarTokens, grammar: Grammar) -> Constraint | RequestError:
+    matcher = tokens.matcher(grammar.text)
+    fault = _fault(matcher)
+    if fault is None:
+        mask: bytes = matcher.compute_bitmask()
+        fault = _fault(matcher)
+        if fault is None and not any(mask):
+            fault = "no text meets it"
+        if fault is None:
+            return Constraint(tokens, matcher, mask, grammar.param)
+    place = grammar.param
+    if grammar.schemas:
+        place, fault = _locate(tokens, grammar.schemas, place, fault)
+    return RequestError(f"{place} cannot be used as a constraint: {fault}.", place, "invalid_constraint")
+
+
+def _locate(tokens: GrammarTokens, schemas: Sequence[tuple[str, Any]], place: str, fault: str) -> tuple[str, str]:
+    """The innermost schema that is at fault by itself, and its fault."""
+    deadline = time.monotonic() + _LOCATE_SECONDS
+    tries = _MAX_TRIES
+    found, parts = place, list(schemas)
+    root: dict[str, Any] = {}
+    while parts:
+        for where, schema in parts:
+            tries -= 1
+            if tries < 0 or time.monotonic() > deadline:
+                return found, fault
+            alone = {**root, **schema} if isinstance(schema, dict) else schema
+            reason = _fault(tokens.matcher(schema_grammar(alone)))
+            if reason is not None:
+                found, fault = where, reason
+                root = root or definitions(schema)
+                parts = [(where + inner, each) for inner, each in subschemas(schema)]
+                break
+        else:
+            return found, fault
+    return found, fault
+
+
+def _fault(matcher: LLMatcher) -> str | None:
+    """Why a matcher cannot be used, in one line."""
+    if not matcher.is_stopped() or (matcher.is_accepting() and not matcher.is_error()):
+        return None
+    return _reason(matcher)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """llguidance's sentence without the grammar that it quotes."""
+    text = matcher.get_error() or matcher.stop_reason()
+    if text.startswith("NoExtension"):
+        return "no text meets it"
+    explained = re.findall(r"^error: (.*)$", text, re.M)  # the expression parser points at the place, then explains
+    if explained:
+        text = explained[0]
+    else:
+        text = text.replace("<non-verbose/>", "").strip().split("\n", 1)[0]
+        text = re.sub(r"^at \d+\(\d+\): ", "", text).removeprefix("failed to compile JSON schema: ")
+    text = re.sub(r"; following special tokens are available:.*", "", text)
+    return text[:300].rstrip(". ")

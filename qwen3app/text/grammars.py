@@ -1,0 +1,247 @@
+"""What a request may hold an answer to, written as a grammar of llguidance.
+
+Owns: the kinds of constraint, their limits of size, their spelling as a grammar, and where in a schema a fault lies.
+Refuses to know: tokens, engines, HTTP; runtime/constraints.py compiles and enforces.
+The rules:
+- Nothing that a constraint says is dropped: what llguidance does not know is an error, also where a schema itself asks
+  for leniency (its "x-guidance" is replaced).
+- JSON may have white space between its parts, up to 40 characters in a row: without that limit a small model fills its
+  whole answer with newlines.
+- Every text is measured before anything is built from it, so a request of 16 MB costs no more than one of 256 KB.
+Threads: pure functions, called from the threads that compile. Linear in the size of the constraint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qwen3app.text.errors import TextError, check_unicode
+
+MAX_CHARACTERS = 1 << 18  # of one constraint, keys and strings together
+MAX_DEPTH = 100  # of a schema; llguidance reads JSON 128 levels deep
+MAX_CHOICES = 10_000
+_WHITE_SPACE = r"[ \n\r\t]{1,40}"
+
+Kind = Literal["json", "regex", "choice", "grammar", "tools"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintSpec:
+    """A constraint as a request states it, not checked yet.
+
+    value, by kind: json: a schema (a mapping, a boolean, or its JSON text); regex: the expression; choice: a list of
+    strings; grammar: Lark's or GBNF's text; tools: a list of ToolSchema. param: the field that errors name.
+    """
+
+    kind: Kind
+    value: Any
+    param: str
+    white_space: bool = True  # json: False allows none between the parts
+    white_space_pattern: str | None = None  # json: instead of the limit above
+    parallel: bool = True  # tools: several calls may follow each other
+    free_text: bool = False  # tools: text may stand before, between and behind calls, and no call is fine
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """One function that may be called. parameters: a JSON schema, or None for any object."""
+
+    name: str
+    parameters: Any
+    param: str  # where the schema stands in the request
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar's text, and the schemas in it with their places."""
+
+    text: str
+    param: str
+    schemas: tuple[tuple[str, Any], ...] = ()
+
+
+def tool_call_spec(
+    tools: Sequence[tuple[str, Any]], *, parallel: bool, free_text: bool, params: Sequence[str] | None = None
+) -> ConstraintSpec:
+    """Calls of these functions (name, JSON schema of the parameters) as the Hermes template writes them.
+
+    params: where each schema stands in the request. Without free_text the answer is calls and nothing else.
+    """
+    places = params or [f"tools[{i}].function.parameters" for i in range(len(tools))]
+    schemas = [ToolSchema(name, schema, place) for (name, schema), place in zip(tools, places, strict=True)]
+    return ConstraintSpec("tools", schemas, "tools", parallel=parallel, free_text=free_text)
+
+
+def build_grammar(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:
+    """The grammar of a constraint. Raises TextError with the place of a fault."""
+    return _BUILDERS[spec.kind](spec, control_tokens)
+
+
+def _json(spec: ConstraintSpec, _: Mapping[str, int]) -> Grammar:
+    schema = spec.value
+    if isinstance(schema, str):
+        schema = _parsed(schema, spec.param)
+    text = _schema_text(schema, spec.param, _white_space(spec))
+    return Grammar(f"start: %json {text}\n", spec.param, ((spec.param, schema),))
+
+
+def _regex(spec: ConstraintSpec, _: Mapping[str, int]) -> Grammar:
+    import llguidance
+
+    _check_text(spec.value, spec.param, "a regular expression")
+    return Grammar(llguidance.LLMatcher.grammar_from_regex(spec.value), spec.param)
+
+
+def _choice(spec: ConstraintSpec, _: Mapping[str, int]) -> Grammar:
+    choices = spec.value
+    if not isinstance(choices, list | tuple) or not choices:
+        raise TextError(f"{spec.param} must be a list of at least one string.", spec.param)
+    if len(choices) > MAX_CHOICES:
+        raise TextError(f"{spec.param} has {len(choices)} choices; at most {MAX_CHOICES} are taken.", spec.param)
+    for i, choice in enumerate(choices):
+        if not isinstance(choice, str):
+            raise TextError(f"{spec.param}[{i}] must be a string.", f"{spec.param}[{i}]")
+        check_unicode(choice, f"{spec.param}[{i}]")
+    _check_size(list(choices), spec.param)
+    return Grammar("start: " + " | ".join(map(_quoted, dict.fromkeys(choices))) + "\n", spec.param)
+
+
+def _lark(spec: ConstraintSpec, _: Mapping[str, int]) -> Grammar:
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    _check_text(spec.value, spec.param, "a grammar")
+    try:
+        return Grammar(any_to_lark(spec.value), spec.param)
+    except Exception as error:  # the converter raises bare Exceptions
+        reason = " ".join(str(error).split())[:300]
+        raise TextError(f"{spec.param} is no grammar in Lark's or GBNF's form: {reason}.", spec.param) from None
+
+
+def _tools(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:
+    """Hermes' form: <tool_call>, a line of {"name": ..., "arguments": ...}, </tool_call>; the tags are control tokens
+    where the tokenizer has them."""
+    tools: Sequence[ToolSchema] = spec.value
+    opening, closing = (tag if tag in control_tokens else _quoted(tag) for tag in ("<tool_call>", "</tool_call>"))
+    rules = []
+    for i, tool in enumerate(tools):
+        check_unicode(tool.name, tool.param)
+        head = json.dumps(tool.name, ensure_ascii=False) + ', "arguments": '
+        schema = {"type": "object"} if tool.parameters is None else tool.parameters
+        rules.append(f"call_{i}: {_quoted(head)} arguments_{i}")
+        rules.append(f"arguments_{i}: %json {_schema_text(schema, tool.param, _white_space(spec))}")
+    call = f'{opening} {_quoted(chr(10) + chr(123) + chr(34) + "name" + chr(34) + ": ")} function "}}\\n" {closing}'
+    if spec.free_text:
+        start = "TEXT (call TEXT)*" if spec.parallel else "TEXT (call)?"
+    else:
+        start = r'call ("\n" call)*' if spec.parallel else "call"
+    any_function = " | ".join(f"call_{i}" for i in range(len(tools)))
+    lines = [f"start: {start}", f"call: {call}", f"function: {any_function}", *rules]
+    if spec.free_text:
+        lines.append(r"TEXT: /(.|\n)*/")
+    return Grammar("\n".join(lines) + "\n", spec.param, tuple((tool.param, tool.parameters) for tool in tools))
+
+
+_BUILDERS: Mapping[Kind, Callable[[ConstraintSpec, Mapping[str, int]], Grammar]] = {
+    "json": _json,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _lark,
+    "tools": _tools,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- schemas
+
+
+def schema_grammar(schema: Any) -> str:
+    """A schema alone, to find out whether it is at fault."""
+    return f"start: %json {json.dumps(schema, ensure_ascii=False)}\n"
+
+
+def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
+    """(place, schema) of the schemas directly inside one, in order; places begin with "." or "["."""
+    if not isinstance(schema, Mapping):
+        return
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, Mapping):
+            yield from ((f".{key}.{name}", each) for name, each in value.items())
+        elif key in _LISTS and isinstance(value, list):
+            yield from ((f".{key}[{i}]", each) for i, each in enumerate(value))
+        elif key in _SINGLE:
+            yield f".{key}", value
+
+
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_SINGLE = frozenset({"items", "additionalProperties"})
+
+
+def definitions(schema: Any) -> dict[str, Any]:
+    """What references of a schema's parts may point to."""
+    return {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, Mapping) and key in schema}
+
+
+def _schema_text(schema: Any, param: str, white_space: Mapping[str, Any]) -> str:
+    if not isinstance(schema, Mapping | bool):
+        raise TextError(f"{param} must be a JSON schema: an object or a boolean.", param)
+    _check_size(schema, param)
+    if isinstance(schema, bool):
+        if not schema:
+            raise TextError(f"{param} is the schema false, which no value meets.", param)
+        schema = {}
+    return json.dumps({**schema, "x-guidance": {**white_space, "lenient": False}}, ensure_ascii=False)
+
+
+def _white_space(spec: ConstraintSpec) -> dict[str, Any]:
+    if not spec.white_space:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": spec.white_space_pattern or _WHITE_SPACE}
+
+
+def _parsed(text: str, param: str) -> Any:
+    if len(text) > MAX_CHARACTERS:
+        _too_large(param)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise TextError(f"{param} is a string that is not valid JSON; send the schema as an object.", param) from None
+
+
+def _check_text(value: Any, param: str, what: str) -> None:
+    if not isinstance(value, str):
+        raise TextError(f"{param} must be {what}, a string.", param)
+    if len(value) > MAX_CHARACTERS:
+        _too_large(param)
+    check_unicode(value, param)
+
+
+def _check_size(value: Any, param: str) -> None:
+    """Measures JSON, and stops at the first limit that it passes. Each value counts, so that empty ones do too."""
+    left = MAX_CHARACTERS
+    stack: list[tuple[Any, int, str]] = [(value, 1, param)]
+    while stack:
+        item, depth, place = stack.pop()
+        left -= len(item) + 1 if isinstance(item, str) else 1
+        children: Iterator[tuple[Any, int, str]] = iter(())
+        if isinstance(item, Mapping):
+            left -= sum(map(len, item))
+            children = ((each, depth + 1, f"{place}.{key}") for key, each in item.items())
+        elif isinstance(item, list):
+            children = ((each, depth + 1, place) for each in item)
+        if left < 0 or (isinstance(item, list | Mapping) and len(item) > left):
+            _too_large(param)
+        if depth > MAX_DEPTH:
+            raise TextError(f"{param} is nested more than {MAX_DEPTH} levels deep.", param)
+        stack += children
+
+
+def _too_large(param: str) -> None:
+    raise TextError(f"{param} is larger than {MAX_CHARACTERS} characters, the most that one constraint may be.", param)
+
+
+def _quoted(text: str) -> str:
+    """A literal string of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,317 @@
+"""Constraints by themselves: phases of a sample, places of faults, limits, tool calls, and the masks' thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+from serving import TextParts
+
+from qwen3app.errors import AppError, EngineError, RequestError, Status
+from qwen3app.runtime import constraints as module
+from qwen3app.runtime.constraints import Constraint, Constraints, GrammarTokens, SampleConstraint
+from qwen3app.runtime.masks import ConstrainedSample, Masks
+from qwen3app.text.grammars import MAX_CHARACTERS, MAX_CHOICES, MAX_DEPTH, ConstraintSpec, tool_call_spec
+
+COMPACT = {"white_space": False}
+
+
+@pytest.fixture(scope="session")
+def tokens(text_parts: TextParts) -> GrammarTokens:
+    return GrammarTokens(text_parts.tokenizer)
+
+
+@pytest.fixture
+def constraints(text_parts: TextParts, tokens: GrammarTokens) -> Constraints:
+    return Constraints(text_parts.tokenizer, tokens)
+
+
+def ids(mask: bytes) -> set[int]:
+    bits = int.from_bytes(mask, "little")
+    return {i for i in range(len(mask) * 8) if bits >> i & 1}
+
+
+def answer(parts: TextParts, sample: SampleConstraint, seed: int, limit: int = 3000) -> list[int]:
+    """What a model of random numbers says, without the end."""
+    source, said = random.Random(seed), list[int]()
+    while len(said) < limit:
+        token = source.choice(sorted(ids(sample.mask)))
+        if token in parts.tokenizer.eos_ids:
+            return said
+        said.append(token)
+        sample.push(token)
+    raise AssertionError(parts.tokenizer.decode(said, skip_special=False))
+
+
+def push_text(parts: TextParts, sample: SampleConstraint, text: str) -> None:
+    for token in parts.tokenizer.encode_raw(text):
+        assert token in ids(sample.mask), (text, parts.tokenizer.token_text(token))
+        sample.push(token)
+
+
+async def test_an_end_and_control_tokens_come_only_where_they_may(
+    text_parts: TextParts, constraints: Constraints
+) -> None:
+    tokenizer = text_parts.tokenizer
+    eos = set(tokenizer.eos_ids)
+    constraint = await constraints.compile(ConstraintSpec("regex", "a+(.|\n)*z", "x"))
+    sample = constraint.sample(thinking=False, may_think=False)
+    push_text(text_parts, sample, "a <|im_end")
+    assert ids(sample.mask).isdisjoint(tokenizer.added_tokens)
+    push_text(text_parts, sample, "z")
+    assert ids(sample.mask) & set(tokenizer.added_tokens) == eos
+    assert max(ids(sample.mask)) < tokenizer.n_ids
+
+
+async def test_phases_of_a_thought(text_parts: TextParts, constraints: Constraints) -> None:
+    tokenizer = text_parts.tokenizer
+    opening, closing = tokenizer.think_open_id, tokenizer.think_close_id
+    assert opening is not None and closing is not None
+    constraint = await constraints.compile(ConstraintSpec("choice", ["yes", "no"], "x"))
+    free = set(range(tokenizer.n_ids)) - set(tokenizer.eos_ids)
+    first = ids(constraint.sample(thinking=False, may_think=False).mask)
+    assert opening not in first and tokenizer.encode_raw("y")[0] in first
+
+    sample = constraint.sample(thinking=False, may_think=True)
+    assert ids(sample.mask) == first | {opening}
+    sample.push(opening)
+    assert ids(sample.mask) == free  # all but an end
+    push_text(text_parts, sample, "hm {\n")
+    assert ids(sample.mask) == free
+    sample.push(closing)
+    newlines = {i for i in range(tokenizer.n_ids) if tokenizer.token_bytes(i) in (b"\n", b"\n\n")}
+    assert ids(sample.mask) == first | newlines
+    sample.push(newlines.pop())
+    assert ids(sample.mask) == first
+    push_text(text_parts, sample, "no")
+    assert ids(sample.mask) == set(tokenizer.eos_ids) and sample.over
+
+    inside = constraint.sample(thinking=True, may_think=True)
+    assert ids(inside.mask) == free
+    inside.push(closing)
+    push_text(text_parts, inside, "yes")
+    assert inside.over
+    skipped = constraint.sample(thinking=False, may_think=True)
+    push_text(text_parts, skipped, "yes")
+    assert skipped.over
+
+
+PLACES: list[tuple[Any, str, str]] = [
+    ({"properties": {"foo": "bar"}}, "p.properties.foo", "object or boolean"),
+    ({"items": {"anyOf": [{"type": "string"}, {"type": "objekt"}]}}, "p.items.anyOf[1]", "objekt"),
+    ({"$defs": {"a": {"not": {}}}, "items": {"$ref": "#/$defs/a"}}, "p.$defs.a", "not"),
+    ({"items": {"$ref": "http://x.y/z"}}, "p.items", "x.y"),
+    ({"additionalProperties": {"pattern": "(", "type": "string"}}, "p.additionalProperties", "unclosed group"),
+    ({"$ref": "#"}, "p", "no text"),
+    ({"prefixItems": [{"format": "zipcode", "type": "string"}]}, "p.prefixItems[0]", "zipcode"),
+    (False, "p", "false"),
+    ("{", "p", "not valid JSON"),
+    (3, "p", "must be a JSON schema"),
+    ({"enum": ["x" * MAX_CHARACTERS]}, "p", "larger"),
+    ({"enum": [None] * MAX_CHARACTERS}, "p", "larger"),
+    ({"x" * MAX_CHARACTERS: 1}, "p", "larger"),
+    (json.loads('{"items":' * MAX_DEPTH + "{}" + "}" * MAX_DEPTH), "p", "nested"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place", "reason"), PLACES)
+async def test_faults_have_a_place(constraints: Constraints, schema: Any, place: str, reason: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        await constraints.compile(ConstraintSpec("json", schema, "p"))
+    assert caught.value.param == place, str(caught.value)
+    assert reason in str(caught.value) and len(str(caught.value)) < 600
+    assert caught.value.code == "invalid_constraint"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "place"),
+    [
+        ("regex", 3, "p"),
+        ("regex", "(", "p"),
+        ("regex", "a" * (MAX_CHARACTERS + 1), "p"),
+        ("regex", "\ud800", "p"),
+        ("choice", [], "p"),
+        ("choice", "abc", "p"),
+        ("choice", ["a", 1], "p[1]"),
+        ("choice", ["a", "\udc00"], "p[1]"),
+        ("choice", ["a"] * (MAX_CHOICES + 1), "p"),
+        ("grammar", "start: nothing", "p"),
+        ("grammar", "root ::= (", "p"),
+        ("grammar", "start: <no_such_token>", "p"),
+        ("grammar", "start: " + "(" * 5000 + '"a"' + ")" * 5000, "p"),
+        ("grammar", "", "p"),
+        ("grammar", None, "p"),
+    ],
+)
+async def test_other_kinds_have_their_faults_too(constraints: Constraints, kind: Any, value: Any, place: str) -> None:
+    for _ in range(2):  # the second comes from the cache
+        with pytest.raises(RequestError) as caught:
+            await constraints.compile(ConstraintSpec(kind, value, "p"))
+        assert caught.value.param == place
+        assert len(str(caught.value)) < 600
+
+
+async def test_a_slow_compilation_is_refused_and_the_others_go_on(
+    constraints: Constraints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    compiled = module._compiled
+
+    def slow(tokens: GrammarTokens, grammar: Any) -> Constraint | RequestError:
+        if "slow" in grammar.text:
+            release.wait(10)
+        return compiled(tokens, grammar)
+
+    monkeypatch.setattr(module, "_compiled", slow)
+    monkeypatch.setattr(module, "COMPILE_SECONDS", 0.2)
+    slow_one = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow1", "p")))
+    await asyncio.sleep(0.05)
+    assert isinstance(await constraints.compile(ConstraintSpec("regex", "quick", "p")), Constraint)
+    with pytest.raises(RequestError, match=r"longer than 0\.2 s"):
+        await slow_one
+    second = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow2", "p")))
+    await asyncio.sleep(0.05)
+    with pytest.raises(EngineError) as caught:  # both threads are busy
+        await constraints.compile(ConstraintSpec("regex", "quick2", "p"))
+    assert caught.value.status == Status.QUEUE_FULL
+    with pytest.raises(RequestError):
+        await second
+    release.set()
+    constraints.close()
+
+
+TOOLS = [
+    (
+        "get",
+        {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False},
+    ),
+    (
+        'put "it"',
+        {"type": "object", "properties": {"s": {"enum": ["x", "</tool_call>", "日"]}}, "additionalProperties": False},
+    ),
+    ("stop", None),
+]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_tool_calls(text_parts: TextParts, constraints: Constraints, parallel: bool) -> None:
+    spec = tool_call_spec(TOOLS[:2], parallel=parallel, free_text=False)
+    constraint = await constraints.compile(spec)
+    schemas, numbers = dict(TOOLS), set()
+    for seed in range(30):
+        said = answer(text_parts, constraint.sample(thinking=False, may_think=False), seed)
+        text = text_parts.tokenizer.decode(said, skip_special=False)
+        opening = text_parts.tokenizer.control_tokens["<tool_call>"]
+        assert said[0] == opening and said[-1] == text_parts.tokenizer.control_tokens["</tool_call>"]
+        numbers.add(said.count(opening))
+        calls = text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>").split("\n</tool_call>\n<tool_call>\n")
+        assert len(calls) == said.count(opening)
+        for call in map(json.loads, calls):
+            assert list(call) == ["name", "arguments"]
+            jsonschema.validate(call["arguments"], schemas[call["name"]])
+    assert numbers == {1} if not parallel else len(numbers) > 1
+
+
+async def test_text_may_stand_around_strict_calls(text_parts: TextParts, constraints: Constraints) -> None:
+    constraint = await constraints.compile(tool_call_spec(TOOLS, parallel=True, free_text=True))
+    sample = constraint.sample(thinking=False, may_think=False)
+    eos = set(text_parts.tokenizer.eos_ids)
+    assert eos <= ids(sample.mask)
+    push_text(text_parts, sample, "Let me see:\n")
+    push_text(text_parts, sample, '<tool_call>\n{"name": "get", "arguments": {"n": ')
+    assert eos.isdisjoint(ids(sample.mask)) and text_parts.tokenizer.encode_raw("x")[0] not in ids(sample.mask)
+    push_text(text_parts, sample, "12}}\n</tool_call>\n")
+    push_text(text_parts, sample, '<tool_call>\n{"name": "stop", "arguments": {"any": [1]}}\n</tool_call> done')
+    assert eos <= ids(sample.mask)
+
+
+async def test_a_tools_schema_at_fault_is_named(constraints: Constraints) -> None:
+    tools = [("a", {"type": "object"}), ("b", {"properties": {"x": {"type": "objekt"}}})]
+    with pytest.raises(RequestError) as caught:
+        await constraints.compile(tool_call_spec(tools, parallel=True, free_text=False))
+    assert caught.value.param == "tools[1].function.parameters.properties.x"
+
+
+# ------------------------------------------------------------------------------------------------------------- masks
+
+
+class MaskEngine:
+    """Takes masks and cancels."""
+
+    def __init__(self) -> None:
+        self.masks: list[tuple[int, int, int, bytes]] = []
+        self.cancelled: list[tuple[int, int]] = []
+        self.error: EngineError | None = None
+
+    def set_mask(self, request: int, sample: int, index: int, mask: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        self.masks.append((request, sample, index, mask))
+
+    def cancel(self, request: int, sample: int = -1) -> bool:
+        self.cancelled.append((request, sample))
+        return True
+
+
+def event(kind: int, request: int, sample: int, token: int = -1, index: int = 0) -> Any:
+    return (request, 0, kind, sample, token, 0.0, 0, 0, 0, 0, index, 0, 0, 0, 0, 0, 0, 0)
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+async def test_masks_answer_tokens(text_parts: TextParts, constraints: Constraints) -> None:
+    constraint = await constraints.compile(ConstraintSpec("regex", "[ac][bd]", "p"))
+    engine = MaskEngine()
+    masks = Masks(engine)  # type: ignore[arg-type]
+    a, b = text_parts.tokenizer.encode_raw("a")[0], text_parts.tokenizer.encode_raw("b")[0]
+    sample = ConstrainedSample(constraint.sample(thinking=False, may_think=False), 0)
+    masks.add(sample, 7, 1)
+    assert engine.masks[0][:3] == (7, 1, 0) and a in ids(engine.masks[0][3])
+    masks.take([event(1, 7, 0, a, 0), event(1, 7, 1, a, 0), event(1, 8, 1, a, 0)])
+    wait_until(lambda: len(engine.masks) == 2)
+    assert engine.masks[1][:3] == (7, 1, 1) and b in ids(engine.masks[1][3]) and a not in ids(engine.masks[1][3])
+    masks.take([event(1, 7, 1, b, 1), event(3, 7, 1)])  # it has ended with this token: no mask is due
+    masks.close()
+    assert len(engine.masks) == 2 and not engine.cancelled and not masks._samples
+
+
+@pytest.mark.parametrize("eos_ends_from", [None, 5])
+async def test_where_no_end_can_come_the_sample_is_ended(
+    text_parts: TextParts, constraints: Constraints, eos_ends_from: int | None
+) -> None:
+    constraint = await constraints.compile(ConstraintSpec("regex", "a", "p"))
+    engine = MaskEngine()
+    masks = Masks(engine)  # type: ignore[arg-type]
+    sample = ConstrainedSample(constraint.sample(thinking=False, may_think=False), eos_ends_from)
+    masks.add(sample, 1, 0)
+    masks.take([event(1, 1, 0, text_parts.tokenizer.encode_raw("a")[0], 0)])
+    wait_until(lambda: engine.cancelled == [(1, 0)])
+    assert sample.ended and sample.error is None
+    masks.close()
+
+
+async def test_a_sample_that_cannot_go_on_ends_with_an_error(text_parts: TextParts, constraints: Constraints) -> None:
+    constraint = await constraints.compile(ConstraintSpec("regex", "ab", "p"))
+    for wrong in ("token", "engine"):
+        engine = MaskEngine()
+        masks = Masks(engine)  # type: ignore[arg-type]
+        sample = ConstrainedSample(constraint.sample(thinking=False, may_think=False), 0)
+        masks.add(sample, 1, 0)
+        if wrong == "engine":
+            engine.error = EngineError(Status.INVALID_ARGUMENT, "no")
+        token = "b" if wrong == "token" else "a"
+        masks.take([event(1, 1, 0, text_parts.tokenizer.encode_raw(token)[0], 0)])
+        wait_until(lambda engine=engine: engine.cancelled == [(1, 0)])
+        assert isinstance(sample.error, AppError) and not sample.ended
+        masks.close()
