@@ -88,3 +88,19 @@ async def test_replies_are_what_it_says(text_parts: TextParts, thought: str) -> 
             assert response.status_code == 400
             msgspec.convert(response.json(), reply_types.ErrorObject)
         msgspec.convert((await server.client.get("/nothing")).json(), reply_types.ErrorObject)
+
+
+async def test_tool_calls_are_what_it_says(text_parts: TextParts) -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": "me"}}\n</tool_call>'
+    text = f"<think>\nhm\n</think>\n\n{call}\n{call}"
+    ids = [*text_parts.tokenizer.encode_raw(text), text_parts.tokenizer.eos_ids[0]]
+    engine = FakeEngine(lambda request, sample: ids, step=0.001)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    async with serving(make_model(text_parts, engine)) as server:
+        reply = msgspec.convert((await server.chat({"tools": [tool]})).json(), reply_types.ChatCompletion)
+        stream = events_of((await server.chat({"tools": [tool], "stream": True})).text)
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert isinstance(reply.choices[0].message.tool_calls, list) and len(reply.choices[0].message.tool_calls) == 2
+    chunks = msgspec.convert(stream, list[reply_types.ChatCompletionChunk])
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert [call.index for call in calls] == [0, 1]
