@@ -98,7 +98,12 @@ _FIELDS: dict[str, dict[str, Any]] = {
     **{name: {"enum": list(values)} for name, values in NEUTRAL.items()},
 }
 _BODY_FIELDS: dict[str, dict[str, dict[str, Any]]] = {
-    "ChatBody": {"messages": _MESSAGES, "max_tokens": {"minimum": 1}},
+    "ChatBody": {
+        "messages": _MESSAGES,
+        "max_tokens": {"minimum": 1},
+        "functions": {"enum": [None, []]},
+        "function_call": {"enum": [None, "none", "auto"]},
+    },
     "CompletionBody": {
         "prompt": {
             "anyOf": [
@@ -113,8 +118,15 @@ _BODY_FIELDS: dict[str, dict[str, dict[str, Any]]] = {
         "suffix": {"enum": [None, ""]},
     },
     "TokenizeBody": {"messages": {"anyOf": [_MESSAGES, {"type": "null"}]}},
+    "DetokenizeBody": {"tokens": {"items": {"type": "integer", "minimum": 0}}},
 }
-_REQUIRED = {"ChatBody": ["messages"], "CompletionBody": ["prompt"]}
+_REQUIRED = {"ChatBody": ["messages"], "CompletionBody": ["prompt"], "DetokenizeBody": ["tokens"]}
+_ONE_OF = {
+    "TokenizeBody": [
+        {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+        {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
+    ]
+}
 
 
 class Document:
@@ -155,6 +167,8 @@ def make_document(routes: Sequence[ControllerRouterHandler]) -> dict[str, Any]:
     for kind, fields in _BODY_FIELDS.items():
         _complete(schemas[kind]["properties"], fields)
         schemas[kind]["required"] = _REQUIRED.get(kind, [])
+    for kind, either in _ONE_OF.items():
+        schemas[kind]["oneOf"] = either
     for kind in ("ChatBody", "CompletionBody", "TokenizeBody"):
         properties = schemas[kind]["properties"]
         _complete(properties, {name: extra for name, extra in _FIELDS.items() if name in properties})
