@@ -38,7 +38,7 @@ from qwen3app.server.requests import (
 from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all
 from qwen3app.server.structured import constraint_of
 from qwen3app.server.thinking import thinking_of
-from qwen3app.server.tools import ToolRequest, bias_against_calls, call_object, tool_request
+from qwen3app.server.tools import ToolRequest, answer_constraint, bias_against_calls, call_object, tool_request
 from qwen3app.text.call_stream import CallPolicy
 
 if TYPE_CHECKING:
@@ -63,14 +63,8 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
     thinking = thinking_of(body, state.settings)
     tools = tool_request(body)
     params = with_tools(replace(chat_params(body), thinking_budget=thinking.budget), tools, model.tokenizer)
-    constraint = constraint_of(body)
+    constraint = answer_constraint(tools, constraint_of(body))
     if constraint is not None:
-        if tools.functions:
-            raise RequestError(
-                f"{constraint.param} cannot be combined with tools yet; send tool_choice 'none'.",
-                constraint.param,
-                "unsupported_parameter",
-            )
         params = replace(params, constraint=await runtime.constraints.compile(constraint))
 
     def render() -> RenderedPrompt:
@@ -124,14 +118,6 @@ def chat_params(body: ChatBody) -> GenerationParams:
 
 def with_tools(params: GenerationParams, tools: ToolRequest, tokenizer: Tokenizer) -> GenerationParams:
     """The parameters with what the request says about tools."""
-    if tools.constrained:
-        name = "tool_choice" if tools.forced else "tools"
-        raise RequestError(
-            "Calls that must come, or follow a strict schema, are not supported by this server yet; "
-            "send tool_choice 'auto' and no strict.",
-            name,
-            "unsupported_parameter",
-        )
     if tools.policy == CallPolicy.NONE:
         params = replace(params, logit_bias=bias_against_calls(params.logit_bias, tokenizer))
     return replace(params, calls=tools.policy)

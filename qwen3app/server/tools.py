@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen3app.errors import RequestError
 from qwen3app.text.call_stream import CallPolicy
+from qwen3app.text.grammars import ConstraintSpec, tool_call_spec
 from qwen3app.text.tool_calls import CALL_OPEN
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class ToolFunction:
     name: str
     parameters: Mapping[str, Any] | None
     strict: bool
+    param: str  # where the parameters stand in the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,6 @@ class ToolRequest:
     policy: CallPolicy | None
     functions: tuple[ToolFunction, ...] = ()  # that may be called
     forced: bool = False
-
-    @property
-    def constrained(self) -> bool:
-        """Calls are held to their schemas while sampling."""
-        return self.forced or any(function.strict for function in self.functions)
 
 
 def tool_request(body: ChatBody) -> ToolRequest:
@@ -103,7 +100,26 @@ def _function(tool: Any, param: str) -> ToolFunction:
         raise RequestError(f"{param}.parameters must be a JSON schema, an object.", f"{param}.parameters")
     if strict is not None and not isinstance(strict, bool):
         raise RequestError(f"{param}.strict must be true or false.", f"{param}.strict")
-    return ToolFunction(name, parameters, bool(strict))
+    return ToolFunction(name, parameters, bool(strict), f"{param}.parameters")
+
+
+def answer_constraint(tools: ToolRequest, form: ConstraintSpec | None) -> ConstraintSpec | None:
+    """What the answer is held to while sampling, given the form that the request wants of an answer in words.
+
+    Forced calls follow their schemas, strict or not, and leave no room for words. Otherwise only strict functions
+    are held to theirs, and an answer without calls has the form."""
+    if not tools.functions:
+        return form
+    free = not tools.forced and form is None
+    if free and not any(function.strict for function in tools.functions):
+        return None
+    return tool_call_spec(
+        [(each.name, each.parameters if tools.forced or each.strict else None) for each in tools.functions],
+        parallel=tools.policy == CallPolicy.MANY,
+        free_text=free,
+        instead=None if tools.forced else form,
+        params=[function.param for function in tools.functions],
+    )
 
 
 def bias_against_calls(bias: Mapping[int, float], tokenizer: Tokenizer) -> dict[int, float]:

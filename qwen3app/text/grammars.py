@@ -43,6 +43,7 @@ class ConstraintSpec:
     white_space_pattern: str | None = None  # json: instead of the limit above
     parallel: bool = True  # tools: several calls may follow each other
     free_text: bool = False  # tools: text may stand before, between and behind calls, and no call is fine
+    instead: ConstraintSpec | None = None  # tools: what an answer without calls is held to; json or choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,27 @@ class Grammar:
 
 
 def tool_call_spec(
-    tools: Sequence[tuple[str, Any]], *, parallel: bool, free_text: bool, params: Sequence[str] | None = None
+    tools: Sequence[tuple[str, Any]],
+    *,
+    parallel: bool,
+    free_text: bool,
+    instead: ConstraintSpec | None = None,
+    params: Sequence[str] | None = None,
 ) -> ConstraintSpec:
     """Calls of these functions (name, JSON schema of the parameters) as the Hermes template writes them.
 
-    params: where each schema stands in the request. Without free_text the answer is calls and nothing else.
+    params: where each schema stands in the request. Without free_text the answer is calls and nothing else, or what
+    `instead` says and no call.
     """
+    if instead is not None and instead.kind not in ("json", "choice"):
+        raise TextError(
+            f"{instead.param} is a {instead.kind}, which cannot be combined with tools; "
+            "send a JSON schema, or tool_choice 'none' or 'required'.",
+            instead.param,
+        )
     places = params or [f"tools[{i}].function.parameters" for i in range(len(tools))]
     schemas = [ToolSchema(name, schema, place) for (name, schema), place in zip(tools, places, strict=True)]
-    return ConstraintSpec("tools", schemas, "tools", parallel=parallel, free_text=free_text)
+    return ConstraintSpec("tools", schemas, "tools", parallel=parallel, free_text=free_text, instead=instead)
 
 
 def build_grammar(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:
@@ -137,11 +150,18 @@ def _tools(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:
         start = "TEXT (call TEXT)*" if spec.parallel else "TEXT (call)?"
     else:
         start = r'call ("\n" call)*' if spec.parallel else "call"
+    schemas = [(tool.param, tool.parameters) for tool in tools]
+    if spec.instead is not None:
+        form = build_grammar(spec.instead, control_tokens)
+        start += " | instead"
+        rules.append("instead" + form.text.removeprefix("start"))
+        schemas += form.schemas
     any_function = " | ".join(f"call_{i}" for i in range(len(tools)))
     lines = [f"start: {start}", f"call: {call}", f"function: {any_function}", *rules]
     if spec.free_text:
-        lines.append(r"TEXT: /(.|\n)*/")
-    return Grammar("\n".join(lines) + "\n", spec.param, tuple((tool.param, tool.parameters) for tool in tools))
+        # An opening tag that is spelled with ordinary tokens would begin a call that nothing holds to its schema.
+        lines.append(r"TEXT: /(.|\n)*/ & ~/(.|\n)*<tool_call>(.|\n)*/")
+    return Grammar("\n".join(lines) + "\n", spec.param, tuple(schemas))
 
 
 _BUILDERS: Mapping[Kind, Callable[[ConstraintSpec, Mapping[str, int]], Grammar]] = {

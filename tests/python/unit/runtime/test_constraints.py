@@ -231,6 +231,28 @@ async def test_text_may_stand_around_strict_calls(text_parts: TextParts, constra
     assert eos <= ids(sample.mask)
 
 
+async def test_a_spelled_tag_cannot_begin_a_call_that_nothing_checks(
+    text_parts: TextParts, constraints: Constraints
+) -> None:
+    constraint = await constraints.compile(tool_call_spec(TOOLS, parallel=True, free_text=True))
+    for text in ("<tool_call>", "a < b <<tool_call>"):
+        sample = constraint.sample(thinking=False, may_think=False)
+        spelled = text_parts.tokenizer.encode_plain(text)
+        push = [token for token in spelled[:-1] if sample.push(token) is None]
+        assert push == spelled[:-1] and spelled[-1] not in ids(sample.mask)
+
+
+async def test_an_answer_without_calls_has_its_form(text_parts: TextParts, constraints: Constraints) -> None:
+    form = ConstraintSpec("choice", ["yes", "no"], "guided_choice")
+    constraint = await constraints.compile(tool_call_spec(TOOLS, parallel=True, free_text=False, instead=form))
+    sample = constraint.sample(thinking=False, may_think=False)
+    push_text(text_parts, sample, "yes")
+    assert sample.over
+    sample = constraint.sample(thinking=False, may_think=False)
+    push_text(text_parts, sample, '<tool_call>\n{"name": "get", "arguments": {"n":1}}\n</tool_call>')
+    assert set(text_parts.tokenizer.eos_ids) <= ids(sample.mask)
+
+
 async def test_a_tools_schema_at_fault_is_named(constraints: Constraints) -> None:
     tools = [("a", {"type": "object"}), ("b", {"properties": {"x": {"type": "objekt"}}})]
     with pytest.raises(RequestError) as caught:

@@ -15,6 +15,9 @@ from fake_engine import FakeEngine, Reply, make_info
 from serving import TestServer, TextParts, events_of, load_text, make_model, serving
 
 from qwen3app.abi import EngineRequest
+from qwen3app.server.requests import ChatBody
+from qwen3app.server.tools import answer_constraint, tool_request
+from qwen3app.text.grammars import ConstraintSpec
 
 USER = [{"role": "user", "content": "hi"}]
 ADD = {
@@ -271,6 +274,41 @@ async def test_refusals_name_the_place(text_parts: TextParts, body: dict[str, An
             )
             assert answer.status_code == 400, answer.text
             assert answer.json()["error"]["param"] == param
+
+
+STRICT_LS = {"type": "function", "function": {"name": "ls", "parameters": {"properties": {}}, "strict": True}}
+FORM = ConstraintSpec("json", {}, "response_format")
+BOTH = [ADD, STRICT_LS]
+
+
+@pytest.mark.parametrize(
+    ("fields", "form", "functions", "options"),
+    [
+        ({"tools": BOTH[:1]}, None, None, {}),
+        ({"tools": BOTH, "tool_choice": "none"}, None, None, {}),
+        ({}, FORM, FORM, {}),
+        ({"tools": BOTH, "tool_choice": "none"}, FORM, FORM, {}),
+        # strict functions are held to their schemas, the others may be called with any object
+        ({"tools": BOTH}, None, ["add", "ls!"], {"free_text": True}),
+        ({"tools": BOTH, "parallel_tool_calls": False}, None, ["add", "ls!"], {"free_text": True, "parallel": False}),
+        # forced calls always are
+        ({"tools": BOTH, "tool_choice": "required"}, None, ["add!", "ls!"], {}),
+        ({"tools": BOTH, "tool_choice": "required"}, FORM, ["add!", "ls!"], {}),
+        ({"tools": BOTH, "tool_choice": {"function": {"name": "ls"}}}, None, ["ls!"], {"parallel": False}),
+        ({"tools": BOTH, "tool_choice": {"type": "function", "name": "add"}}, None, ["add!"], {"parallel": False}),
+        # words have their form, calls are free
+        ({"tools": BOTH[:1]}, FORM, ["add"], {"instead": FORM}),
+    ],
+)
+def test_what_an_answer_is_held_to(fields: dict[str, Any], form: Any, functions: Any, options: dict[str, Any]) -> None:
+    spec = answer_constraint(tool_request(ChatBody(**fields)), form)
+    if not isinstance(functions, list):
+        assert spec == functions
+        return
+    assert spec is not None and spec.kind == "tools"
+    assert [tool.name + "!" * (tool.parameters is not None) for tool in spec.value] == functions
+    found = {name: getattr(spec, name) for name in ("free_text", "parallel", "instead")}
+    assert found == {"free_text": False, "parallel": True, "instead": None, **options}
 
 
 async def test_openai_client_tools_loop(text_parts: TextParts) -> None:

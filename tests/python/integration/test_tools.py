@@ -1,0 +1,165 @@
+"""Tool calls of a real server on the tiny random model, which calls nothing unless it is made to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel
+from served import RealServer
+
+CLOSED = {"additionalProperties": False}
+SCHEMAS: dict[str, Any] = {
+    "add": {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "maximum": 99}, "b": {"enum": ["x", "</tool_call>", "日"]}},
+        "required": ["a", "b"],
+        **CLOSED,
+    },
+    "ls": {"type": "object", "properties": {}, **CLOSED},
+}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+STRICT = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+USER = [{"role": "user", "content": "hi"}]
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+def chat(server: RealServer, **fields: Any) -> httpx.Response:
+    body = {"messages": USER, "max_tokens": 400, "enable_thinking": False, "temperature": 1.0} | fields
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def towards_calls(server: RealServer) -> dict[str, float]:
+    """A logit_bias that makes the model begin a call now and then."""
+    (opening,) = httpx.post(f"{server.url}/tokenize", json={"prompt": "<tool_call>"}).json()["tokens"]
+    return {str(opening): 12.0}
+
+
+def functions(server: RealServer, **fields: Any) -> list[dict[str, str]]:
+    """The calls of an answer that has nothing but calls, the same by stream; each fits its schema."""
+    reply = chat(server, **fields)
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    message = choice["message"]
+    if choice["finish_reason"] == "length":  # the random model fills its answer with white space
+        return []
+    assert choice["finish_reason"] == "tool_calls" and message["content"] is None
+    calls = [call["function"] for call in message["tool_calls"]]
+    for call in calls:
+        jsonschema.validate(json.loads(call["arguments"]), SCHEMAS[call["name"]])
+    streamed = []
+    for line in chat(server, stream=True, **fields).text.splitlines():
+        if line.startswith("data: {"):
+            for delta in json.loads(line.removeprefix("data: "))["choices"]:
+                assert not delta["delta"].get("content")
+                streamed += [call["function"] for call in delta["delta"].get("tool_calls", ())]
+    assert streamed == calls
+    return calls
+
+
+def test_b06_b18_required_and_named_calls_are_enforced(real_server: RealServer) -> None:
+    numbers, names = set(), set()
+    for seed in range(12):
+        calls = functions(real_server, tools=TOOLS, tool_choice="required", seed=seed)
+        numbers.add(len(calls))
+        names |= {call["name"] for call in calls}
+        single = functions(real_server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed)
+        assert len(single) <= 1
+        named = functions(real_server, tools=TOOLS, tool_choice=NAMED, seed=seed)
+        assert [call["name"] for call in named] in (["add"], [])
+    assert names == {"add", "ls"} and max(numbers) > 1
+
+
+def test_a_thought_comes_before_an_enforced_call(real_server: RealServer) -> None:
+    reply = chat(real_server, tools=TOOLS, tool_choice=NAMED, enable_thinking=True, thinking_budget=9, n=3, seed=2)
+    for choice in reply.json()["choices"]:
+        assert choice["finish_reason"] in ("tool_calls", "length")
+        for call in choice["message"].get("tool_calls", ()):
+            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS["add"])
+        assert choice["finish_reason"] == "length" or len(choice["message"]["tool_calls"]) == 1
+
+
+def test_strict_calls_follow_their_schema_and_text_stays_free(real_server: RealServer) -> None:
+    n_calls = 0
+    for seed in range(6):
+        fields = {"tools": STRICT, "seed": seed, "max_tokens": 60}
+        free = chat(real_server, **fields).json()["choices"][0]
+        assert free["message"]["content"] and "tool_calls" not in free["message"]
+        pushed = chat(real_server, **fields, logit_bias=towards_calls(real_server)).json()["choices"][0]
+        for call in pushed["message"].get("tool_calls", ()):
+            n_calls += 1
+            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+    assert n_calls > 1
+
+
+def test_an_answer_in_words_keeps_its_form_beside_tools(real_server: RealServer) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], **CLOSED}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    kinds = set()
+    for seed in range(12):
+        bias = towards_calls(real_server) if seed % 2 else None
+        reply = chat(real_server, tools=TOOLS, response_format=form, seed=seed, logit_bias=bias)
+        (choice,) = reply.json()["choices"]
+        message = choice["message"]
+        if choice["finish_reason"] == "length":
+            continue
+        kinds.add(choice["finish_reason"])
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(message["content"]), schema)
+            assert "tool_calls" not in message
+        else:
+            assert message["content"] is None and message["tool_calls"]
+    assert kinds == {"stop", "tool_calls"}
+    refused = chat(real_server, tools=TOOLS, guided_regex="a+")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "guided_regex"
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        (
+            [{"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}],
+            "tools[0].function.parameters",
+        ),
+        ([*TOOLS, {"name": "f", "parameters": {"properties": {"x": {"type": 5}}}}], "tools[2].parameters.properties.x"),
+    ],
+)
+def test_b44_schemas_that_cannot_be_enforced_are_refused(real_server: RealServer, tools: Any, param: str) -> None:
+    for stream in (False, True):
+        reply = chat(real_server, tools=tools, tool_choice="required", stream=stream)
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["param"] == param
+
+
+class Move(BaseModel):
+    """Goes somewhere."""
+
+    direction: Literal["north", "south"]
+    fast: bool
+
+
+def test_openai_client_parses_strict_calls(real_server: RealServer) -> None:
+    client = openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="x", max_retries=0)
+    model = client.models.list().data[0].id
+    for seed in range(4):
+        completion = client.chat.completions.parse(
+            model=model,
+            messages=[{"role": "user", "content": "go"}],
+            tools=[openai.pydantic_function_tool(Move)],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=400,
+            seed=seed,
+            extra_body={"enable_thinking": False},
+        )
+        if completion.choices[0].finish_reason == "tool_calls":
+            (call,) = completion.choices[0].message.tool_calls or []
+            assert isinstance(call.function.parsed_arguments, Move)
+            break
+    else:
+        raise AssertionError("no call in any of the answers")
+    client.close()
