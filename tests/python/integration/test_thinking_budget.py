@@ -130,3 +130,38 @@ def test_the_official_client_reads_thoughts(thinking_server: RealServer) -> None
     details = plain.usage.completion_tokens_details
     assert details is not None and details.reasoning_tokens is not None and details.reasoning_tokens > 0
     assert chunks[-1].usage.completion_tokens_details == details
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_b40_an_answer_behind_a_closed_thought_keeps_its_schema(thinking_server: RealServer, stream: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "ok": {"type": "boolean"}},
+        "required": ["n", "ok"],
+        "additionalProperties": False,
+    }
+    options: dict[str, Any] = {
+        "model": "model",
+        "messages": [{"role": "user", "content": "hi"}],
+        "seed": 3,
+        "n": 3,
+        "max_tokens": 300,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}},
+        "extra_body": {"thinking_budget": 40},
+    }
+    with OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        contents, thoughts = ["", "", ""], ["", "", ""]
+        if stream:
+            for chunk in client.chat.completions.create(**options, stream=True):
+                choice = chunk.choices[0]
+                contents[choice.index] += choice.delta.content or ""
+                thoughts[choice.index] += getattr(choice.delta, "reasoning", None) or ""
+        else:
+            for choice in client.chat.completions.create(**options).choices:
+                contents[choice.index] = choice.message.content or ""
+                thoughts[choice.index] = getattr(choice.message, "reasoning", None) or ""
+    for content, thought in zip(contents, thoughts, strict=True):
+        value = json.loads(content)
+        assert set(value) == {"n", "ok"} and 0 <= value["n"] <= 9 and isinstance(value["ok"], bool)
+        assert thought
+    assert any(thought.endswith("based on the thinking directly now.") for thought in thoughts)
