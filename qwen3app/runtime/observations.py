@@ -10,6 +10,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qwen3app.runtime.generation import Generation
 
 # vLLM's bounds, so that its dashboards' queries give smooth quantiles here too.
 TTFT_BOUNDS = (
@@ -73,3 +77,35 @@ class Observations:
         self.params_max_tokens = Histogram(LENGTH_BOUNDS)
         self.finished: Counter[str] = Counter()  # samples by finish reason
         self.reasoning_tokens = 0
+
+    def close(self, generation: Generation) -> None:
+        """All samples of a generation have ended in the engine: its books are closed."""
+        params, timings, usage = generation.params, generation.timings, generation.usage
+        if timings.total is not None:
+            self.e2e.observe(timings.total)
+        if timings.queue is not None:
+            self.queue.observe(timings.queue)
+        if timings.prefill is not None:
+            self.prefill.observe(timings.prefill)
+        if timings.time_to_first_token is not None:
+            self.time_to_first_token.observe(timings.time_to_first_token)
+        if timings.decode is not None:
+            self.decode.observe(timings.decode)
+            self.inference.observe((timings.prefill or 0.0) + timings.decode)
+        self.prompt_tokens.observe(usage.prompt_tokens)
+        self.params_n.observe(params.n)
+        if params.max_tokens is not None:
+            self.params_max_tokens.observe(params.max_tokens)
+        longest = 0
+        for choice in generation._choices:
+            event = choice.finish_event
+            assert event is not None
+            n_generated = choice.n_earlier + event[14]
+            longest = max(longest, n_generated)
+            self.generation_tokens.observe(n_generated)
+            first = choice.cut_event[17] if choice.cut_event is not None else event[17]
+            if n_generated > 1 and 0 < first < event[11]:
+                self.time_per_output_token.observe((event[11] - first) * 1e-9 / (n_generated - 1))
+            reason = choice.finish_reason or choice.end_reason(event)
+            self.finished["stop" if reason == "tool_calls" else reason] += 1  # dashboards know four reasons
+        self.max_generation_tokens.observe(longest)

@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qwen3app.abi.types import EngineRequest, Event, EventBatch, EventKind, FinishCode
+from qwen3app.abi.types import Event, EventBatch, EventKind, FinishCode
 from qwen3app.errors import AppError, ContextLengthError, EngineError, GenerationError, RequestError, Status
 from qwen3app.runtime.constraints import Constraint, Constraints
+from qwen3app.runtime.engine_request import engine_request, params_behind
 from qwen3app.runtime.generation import Generation, _Choice
 from qwen3app.runtime.loaded_model import LoadedModel
 from qwen3app.runtime.masks import ConstrainedSample, Masks
@@ -36,8 +37,6 @@ _CANCEL_SECONDS = 5.0
 # Answers of one call: each costs memory here before the engine's queue limit can refuse it.
 _MAX_CHOICES = 4096
 _SAMPLE_BITS = 7  # qwen3_request.n is at most 128
-_INT32_MAX = 2**31 - 1
-_UINT64_MASK = 2**64 - 1
 # Between two tries to continue a sample whose thought was closed, while the engine's queue is full.
 _RETRY_SECONDS = 0.02
 # `</think>` and two newlines, however those are tokenized, at the end of a prompt.
@@ -195,7 +194,7 @@ class Runtime:
         submitted: list[int] = []
         try:
             for i, prompt in enumerate(prompts):
-                request = self._engine.submit(self._engine_request(prompt, params))
+                request = self._engine.submit(engine_request(prompt, params, self._extra_eos))
                 submitted.append(request)
                 for choice in generation._choices[i * params.n : (i + 1) * params.n]:
                     choice.request = request
@@ -234,36 +233,6 @@ class Runtime:
         if error.status == Status.DEVICE_ERROR:
             self._engine_failed(str(error))
         return error
-
-    def _engine_request(self, prompt: Sequence[int], params: GenerationParams) -> EngineRequest:
-        stop_ids = tuple(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids += self._extra_eos
-        assert params.temperature is not None and params.top_p is not None and params.min_p is not None
-        assert params.top_k is not None and params.repetition_penalty is not None and params.seed is not None
-        return EngineRequest(
-            prompt=prompt,
-            max_tokens=-1 if params.max_tokens is None else params.max_tokens,
-            min_tokens=params.min_tokens,
-            n=params.n,
-            priority=params.priority,
-            logit_bias=tuple(params.logit_bias.items()),
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            temperature=params.temperature,
-            min_p=params.min_p,
-            top_p=params.top_p,
-            top_k=min(max(params.top_k, 0), _INT32_MAX),
-            ignore_eos=params.ignore_eos,
-            seed=params.seed,
-            stop_ids=stop_ids,
-            logprobs=params.logprobs or params.top_logprobs > 0,
-            top_logprobs=params.top_logprobs,
-            prompt_logprobs=params.prompt_logprobs,
-            cache_salt=params.cache_salt,
-            constrained=params.constraint is not None,
-        )
 
     @staticmethod
     def _constrained(
@@ -371,35 +340,21 @@ class Runtime:
         for token in closing:
             choice.pending.append((*event[:4], token, 0.0, 0, *event[7:10], -1, 0, *event[12:]))
         choice.request, choice.n_earlier = 0, n_earlier
-        self._continue(choice, self._continuation(choice, [*prompt, *budget.ids, *closing]))
+        self._continue(choice, [*prompt, *budget.ids, *closing])
 
-    def _continuation(self, choice: _Choice, prompt: list[int]) -> EngineRequest:
-        """What is left of a choice's request behind `prompt`. It goes before others: its slot has just become free."""
-        params = choice.generation.params
-        assert params.seed is not None
-        left = replace(
-            params,
-            n=1,
-            max_tokens=None if params.max_tokens is None else params.max_tokens - choice.n_earlier,
-            min_tokens=max(params.min_tokens - choice.n_earlier, 0),
-            seed=(params.seed + choice.sample) & _UINT64_MASK,
-            priority=max(params.priority - 1, -_INT32_MAX),
-            prompt_logprobs=False,
-        )
-        return self._engine_request(prompt, left)
-
-    def _continue(self, choice: _Choice, request: EngineRequest) -> None:
-        """Submits a continuation; again and again while the queue is full."""
+    def _continue(self, choice: _Choice, prompt: list[int]) -> None:
+        """Submits what is left of a choice behind `prompt`; again and again while the queue is full."""
         assert self._loop is not None
         if self.failure is not None:
             return  # the reader has been told
         if choice.generation._cancelled:
             return self._end(choice, FinishCode.CANCELLED)
+        params = params_behind(choice.generation.params, choice.sample, choice.n_earlier)
         try:
-            choice.request = self._engine.submit(request)
+            choice.request = self._engine.submit(engine_request(prompt, params, self._extra_eos))
         except EngineError as error:
             if error.status == Status.QUEUE_FULL:
-                self._loop.call_later(_RETRY_SECONDS, self._continue, choice, request)
+                self._loop.call_later(_RETRY_SECONDS, self._continue, choice, prompt)
             elif error.status == Status.DEVICE_ERROR:
                 self._engine_failed(str(error))
             else:
@@ -407,10 +362,8 @@ class Runtime:
             return
         choice.sample = 0
         self._routes[choice.request << _SAMPLE_BITS] = choice
-        params = choice.generation.params
         if params.constraint is not None:
-            left = replace(params, min_tokens=max(params.min_tokens - choice.n_earlier, 0))
-            choice.constrained = self._constrained(params.constraint, left, False, False)
+            choice.constrained = self._constrained(params.constraint, params, False, False)
             self._masks.add(choice.constrained, choice.request, 0)
 
     def _end(self, choice: _Choice, reason: FinishCode) -> None:
@@ -429,35 +382,7 @@ class Runtime:
     def _ended(self, generation: Generation) -> None:
         """All samples have ended in the engine: the books are closed."""
         self._retire(generation)
-        seen, params, timings, usage = self.observations, generation.params, generation.timings, generation.usage
-        if timings.total is not None:
-            seen.e2e.observe(timings.total)
-        if timings.queue is not None:
-            seen.queue.observe(timings.queue)
-        if timings.prefill is not None:
-            seen.prefill.observe(timings.prefill)
-        if timings.time_to_first_token is not None:
-            seen.time_to_first_token.observe(timings.time_to_first_token)
-        if timings.decode is not None:
-            seen.decode.observe(timings.decode)
-            seen.inference.observe((timings.prefill or 0.0) + timings.decode)
-        seen.prompt_tokens.observe(usage.prompt_tokens)
-        seen.params_n.observe(params.n)
-        if params.max_tokens is not None:
-            seen.params_max_tokens.observe(params.max_tokens)
-        longest = 0
-        for choice in generation._choices:
-            event = choice.finish_event
-            assert event is not None
-            n_generated = choice.n_earlier + event[14]
-            longest = max(longest, n_generated)
-            seen.generation_tokens.observe(n_generated)
-            first = choice.cut_event[17] if choice.cut_event is not None else event[17]
-            if n_generated > 1 and 0 < first < event[11]:
-                seen.time_per_output_token.observe((event[11] - first) * 1e-9 / (n_generated - 1))
-            reason = choice.finish_reason or choice.end_reason(event)
-            seen.finished["stop" if reason == "tool_calls" else reason] += 1  # dashboards know four reasons
-        seen.max_generation_tokens.observe(longest)
+        self.observations.close(generation)
 
     def _retire(self, generation: Generation) -> None:
         self._active.discard(generation)
