@@ -20,6 +20,7 @@ RUNTIME_DISTRIBUTIONS = (
     "httptools",
     "jinja2",
     "litestar",
+    "llguidance",
     "msgspec",
     "prometheus-client",
     "prompt-toolkit",

@@ -48,17 +48,20 @@ COMPILE_SECONDS = 5.0
 # Requests that may wait for a thread that compiles; each holds its body in memory.
 _MAX_WAITING = 64
 _THREADS = 2
+# Characters of a grammar: what one constraint may have, spelled with escapes. The schemas of many tools may pass it.
+_MAX_GRAMMAR = 1 << 21
 # Compiled grammars that are kept; the largest that the limits below allow takes some 50 MB.
 _CACHE_SIZE = 32
 # Schemas tried one by one to find the part at fault, and for how long.
 _MAX_TRIES, _LOCATE_SECONDS = 100, 0.5
-# llguidance's limits. Its defaults let one mask take 17 ms and one compilation more than a second.
+# llguidance's limits. Its defaults let one mask take 30 ms and one compilation more than a second. All but taking in a
+# token runs without Python's lock; that takes at most some 5 ms within these limits, so nothing stalls other requests.
 _LIMITS = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 20_000,
     "max_lexer_states": 50_000,
-    "max_grammar_size": 100_000,
+    "max_grammar_size": 50_000,
     "verbose_errors": False,
 }
 
@@ -257,6 +260,13 @@ class Constraints:
             grammar = build_grammar(spec, self._tokens.control_tokens)
         except TextError as error:
             raise RequestError(str(error), error.param, "invalid_constraint") from None
+        if len(grammar.text) > _MAX_GRAMMAR:
+            raise RequestError(
+                f"{spec.param} is too large: its grammar has {len(grammar.text)} characters, "
+                f"the limit is {_MAX_GRAMMAR}.",
+                spec.param,
+                "invalid_constraint",
+            )
         with self._lock:
             known = self._cache.get(grammar.text)
             if known is not None:

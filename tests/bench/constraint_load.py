@@ -1,0 +1,153 @@
+"""What constraints cost: constrained streams against free ones, and how long nasty constraints stall others.
+
+Runs against a server that is up. Both figures are of the whole way, HTTP included; the load comes from this process, so
+leave it a core of its own. `--rounds` alternates both kinds, since machines change their speed; with `--pid` of the
+server the processor time of a token is printed too, which other programs on the machine disturb less.
+
+  qwen3-8b serve --model models/tiny --port 8000
+  python tests/bench/constraint_load.py http://127.0.0.1:8000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from typing import Any
+
+import httpx
+import psutil
+
+# Schemas of lists that never have to end: as long as a free answer, like those that clients send in their parts.
+SCHEMA = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 4},
+        },
+        "required": ["name", "age", "tags"],
+        "additionalProperties": False,
+    },
+}
+CONSTRAINED = {"response_format": {"type": "json_schema", "json_schema": {"name": "list", "schema": SCHEMA}}}
+NASTY: dict[str, dict[str, Any]] = {
+    "enum of 1 MB": {"guided_json": {"enum": [f"{i:08}" for i in range(90_000)]}},
+    "enum of 200 KB": {"guided_json": {"enum": [f"{i:08}" for i in range(20_000)]}},
+    "3,000 properties": {"guided_json": {"properties": {f"p{i}": {"type": "string"} for i in range(3000)}}},
+    "2,000 alternatives": {
+        "guided_json": {
+            "anyOf": [{"properties": {f"p{i}": {"type": "string"}}, "required": [f"p{i}"]} for i in range(2000)]
+        }
+    },
+    "(x{1,1000}){1,1000}": {"guided_regex": "(x{1,1000}){1,1000}"},
+    "nested repetitions": {"guided_regex": "((((a{1,50}){1,50}){1,50}){1,50})"},
+    "long look-back": {"guided_regex": "(.*a.{18}|.*b.{17}|.*c.{16})*"},
+    "200 x .*": {"guided_regex": ".*" * 200},
+    "deep grammar": {"guided_grammar": "start: " + "(" * 50_000 + '"a"' + ")" * 50_000},
+    "10,000 choices": {"guided_choice": [f"{i} and more of it" for i in range(10_000)]},
+}
+
+
+async def complete(client: httpx.AsyncClient, n_tokens: int, **fields: Any) -> int:
+    body = {"prompt": "Once upon a time", "max_tokens": n_tokens, "ignore_eos": True, "stream": True, **fields}
+    body["stream_options"] = {"include_usage": True}
+    n = 0
+    async with client.stream("POST", "/v1/completions", json=body) as reply:
+        if reply.status_code != 200:
+            raise SystemExit((await reply.aread()).decode())
+        tail = b""
+        async for data in reply.aiter_raw():
+            tail = (tail + data)[-4096:]
+    for line in tail.decode(errors="replace").splitlines():
+        if line.startswith("data: {") and '"usage":{' in line:
+            n = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
+    return n
+
+
+async def throughput(
+    client: httpx.AsyncClient, server: psutil.Process | None, n_streams: int, n_tokens: int, **fields: Any
+) -> tuple[float, float]:
+    """Tokens per second, and the server's processor time per token in microseconds."""
+    cpu = server.cpu_times() if server else None
+    begin = time.perf_counter()
+    n = sum(await asyncio.gather(*(complete(client, n_tokens, seed=i, **fields) for i in range(n_streams))))
+    seconds = time.perf_counter() - begin
+    used = 0.0
+    if server and cpu:
+        now = server.cpu_times()
+        used = now.user + now.system - cpu.user - cpu.system
+    return n / seconds, used / n * 1e6
+
+
+async def gaps(client: httpx.AsyncClient, seconds: float, load: dict[str, Any] | None) -> tuple[list[float], str]:
+    """Times between two pieces of one free stream, while `load` is sent again and again."""
+    times: list[float] = []
+    outcome = ""
+    done = asyncio.Event()
+
+    async def watch() -> None:
+        body = {"prompt": "Once", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+        body["max_tokens"] = 3500
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            async with client.stream("POST", "/v1/completions", json=body) as reply:
+                last = None
+                async for _ in reply.aiter_raw():
+                    now = time.perf_counter()
+                    if last is not None:
+                        times.append(now - last)
+                    last = now
+                    if now > end:
+                        break
+        done.set()
+
+    async def press(salt: int) -> None:
+        nonlocal outcome
+        assert load is not None
+        while not done.is_set():
+            reply = await client.post("/v1/completions", json={"prompt": f"x{salt}", "max_tokens": 24, **load})
+            outcome = str(reply.status_code)
+
+    tasks = [asyncio.create_task(watch())]
+    if load is not None:
+        tasks += [asyncio.create_task(press(i)) for i in range(2)]
+    await asyncio.gather(*tasks)
+    return times, outcome
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("url")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pid", type=int)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each nasty constraint; 0: none")
+    arguments = parser.parse_args()
+    server = psutil.Process(arguments.pid) if arguments.pid else None
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=arguments.url, timeout=600, limits=limits) as client:
+        for n in arguments.streams:
+            free, held = [], []
+            for _ in range(arguments.rounds):
+                free.append(await throughput(client, server, n, arguments.tokens))
+                held.append(await throughput(client, server, n, arguments.tokens, **CONSTRAINED))
+            (a, cpu_a), (b, cpu_b) = (tuple(map(statistics.median, zip(*each, strict=True))) for each in (free, held))
+            line = f"{n:3} streams: free {a:8,.0f} tok/s, constrained {b:8,.0f} tok/s, {100 * (b / a - 1):+.1f}%"
+            print(line + (f"; CPU per token {cpu_a:.1f} and {cpu_b:.1f} us" if server else ""))
+        if arguments.seconds:
+            for name, load in [("nothing", None), *NASTY.items()]:
+                times, outcome = await gaps(client, arguments.seconds, load)
+                times.sort()
+                p999, worst = times[int(len(times) * 0.999)] * 1e3, times[-1] * 1e3
+                print(f"{name:22} {outcome or '-':>4}  gaps beside it: p99.9 {p999:6.2f} ms, longest {worst:6.2f} ms")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
