@@ -15,6 +15,7 @@ from qwen3app.abi import EngineRequest, Event
 from qwen3app.runtime import GenerationParams
 from qwen3app.runtime.generation import Generation
 from qwen3app.runtime.observations import Observations
+from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.output import OutputStream
 
 PIECES = [
@@ -32,6 +33,9 @@ PIECES = [
     " ",
     "a b",
     "<|im_end|>",
+    '<tool_call>\n{"name": "f", "arguments": {"a": "STOP 世"}}\n</tool_call>',
+    '<tool_call>{"name": "f", ',
+    "}}</tool_call>",
 ]
 
 
@@ -51,11 +55,11 @@ async def collect(
     cancelled: list[tuple[int, int]] = []
 
     def make() -> OutputStream:
-        return OutputStream(parts.tokenizer, stops=params.stop, **options)
+        return OutputStream(parts.tokenizer, stops=params.stop, calls=params.calls, **options)
 
     generation = Generation([[1]], params, make, stop_ids, lambda *key: cancelled.append(key), Observations())
     (choice,) = generation._choices
-    content, reasoning, tokens, ends = "", "", [], []
+    content, reasoning, tokens, calls, ends = "", "", [], [], []
     bounds = sorted({0, len(events), *(split % (len(events) + 1) for split in splits)})
     for begin, end in itertools.pairwise(bounds):
         for event in events[begin:end]:
@@ -69,11 +73,13 @@ async def collect(
             content += delta.content
             reasoning += delta.reasoning
             tokens += [info.id for info in delta.tokens or []]
+            calls += delta.calls
             if delta.finish_reason is not None:
                 ends.append((delta.finish_reason, delta.matched_stop))
     assert len(ends) == 1
     usage = generation.usage
-    return content, reasoning, tokens, ends, usage.completion_tokens, usage.reasoning_tokens
+    assert (ends[0][0] == "tool_calls") == bool(calls)
+    return content, reasoning, tokens, calls, ends, usage.completion_tokens, usage.reasoning_tokens
 
 
 @given(
@@ -82,9 +88,10 @@ async def collect(
     stop=st.sampled_from([(), ("STOP",), (" stop here", "世"), ("\n\n",)]),
     thinking=st.booleans(),
     split_reasoning=st.booleans(),
-    ends=st.booleans(),
+    ends=st.sampled_from(["eos", "by itself", "limit"]),
+    calls=st.sampled_from([None, *CallPolicy]),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_stream_equals_plain(
     text_parts: TextParts,
     pieces: list[str],
@@ -92,10 +99,13 @@ def test_stream_equals_plain(
     stop: tuple[str, ...],
     thinking: bool,
     split_reasoning: bool,
-    ends: bool,
+    ends: str,
+    calls: CallPolicy | None,
 ) -> None:
-    ids = text_parts.tokenizer.encode_raw("".join(pieces)) + ([text_parts.tokenizer.eos_ids[0]] if ends else [])
-    params = GenerationParams(stop=stop, logprobs=True, max_tokens=1000)
+    ids = text_parts.tokenizer.encode_raw("".join(pieces))
+    limit = max(len(ids), 1) if ends == "limit" else 1000
+    ids += [text_parts.tokenizer.eos_ids[0]] if ends == "eos" else []
+    params = GenerationParams(stop=stop, logprobs=True, max_tokens=limit, calls=calls)
     options = {"thinking": thinking and split_reasoning, "split_reasoning": split_reasoning}
     events = events_of(ids, params)
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -402,3 +403,25 @@ def test_a_push_of_one_token_stays_cheap(tokenizer: Tokenizer) -> None:
     for token in ids:
         stream.push([token])
     assert (time.process_time() - begin) / len(ids) < seconds_allowed(8e-6)  # measured: about 2 us
+
+
+@pytest.mark.long
+def test_b48_fuzz_for_adversarial_texts() -> None:
+    """Random units, begun and repeated at random, a megabyte each: thoughts, calls and stops stay linear."""
+    random, tokenizer = Random(), official_tokenizer()
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        seed = random.getrandbits(32)
+        draw = Random(seed)
+        units = ["".join(draw.choices(PIECES, k=draw.randint(1, 9))) for _ in range(draw.randint(1, 3))]
+        text = "".join(draw.choices(PIECES, k=draw.randint(0, 9)))
+        text += "".join(unit * (MEGABYTE // len(units) // len(unit)) for unit in units)
+        begin = time.process_time()
+        scanner = CallScanner()
+        scanner.push(text)
+        scanner.finish()
+        assert time.process_time() - begin < seconds_allowed(0.3), seed
+        ids = tokenizer.encode_raw(text[: MEGABYTE // 20])
+        options = {"thinking": draw.random() < 0.5, "calls": draw.choice(list(CallPolicy)), "stops": ["}", "STOP\n\n"]}
+        whole = run(tokenizer, [ids], True, **options)
+        assert run(tokenizer, [[token] for token in ids], True, **options) == whole, seed
