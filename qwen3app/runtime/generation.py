@@ -22,6 +22,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -171,6 +172,7 @@ class Generation:
         self._ready: list[_Choice] = []
         self._waiter: asyncio.Future[None] | None = None
         self._woken = False
+        self.handed_ns = 0  # engine's time of the oldest event of the deltas that were handed over last
         self._n_open = self.n_choices  # choices whose FINISHED event has not come
         self._cancelled = False
 
@@ -291,6 +293,10 @@ class Generation:
         """Completion tokens of each choice so far."""
         return [choice.n_tokens for choice in self._choices]
 
+    def note_written(self) -> None:
+        """The deltas that were handed over last have been given to the reader's socket."""
+        self._observations.write_delay.observe((time.monotonic_ns() - self.handed_ns) * 1e-9)
+
     # --------------------------------------------------------------------------------------------- the runtime's side
 
     def _notify(self) -> None:
@@ -324,6 +330,7 @@ class Generation:
 
     def _collect(self) -> list[ChoiceDelta]:
         ready, self._ready = self._ready, []
+        self.handed_ns = ready[0].pending[0][11]
         deltas = []
         for choice in ready:
             pending, choice.pending = choice.pending, []

@@ -31,6 +31,9 @@ REQUEST_BOUNDS = (
 LENGTH_BOUNDS = (
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
 )  # fmt: skip
+WRITE_BOUNDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
+)  # fmt: skip
 N_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
@@ -65,6 +68,7 @@ class Observations:
         self.time_to_first_token = Histogram(TTFT_BOUNDS)
         self.inter_token = Histogram(TOKEN_BOUNDS)
         self.time_per_output_token = Histogram(TOKEN_BOUNDS)  # per request: decode time / (tokens - 1)
+        self.write_delay = Histogram(WRITE_BOUNDS)  # by write: the oldest event in it
         self.e2e = Histogram(REQUEST_BOUNDS)
         self.queue = Histogram(REQUEST_BOUNDS)
         self.prefill = Histogram(REQUEST_BOUNDS)

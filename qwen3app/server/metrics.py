@@ -71,6 +71,9 @@ _HISTOGRAMS: dict[str, _Name] = {
         ("time_per_output_token_seconds", "request_time_per_output_token_seconds"),
         "Mean time per token after the first, by sample.",
     ),
+    "write_delay": _Name(
+        "write_delay_seconds", (), "From the engine's event to the write of its text into a stream's socket, by write."
+    ),
     "e2e": _Name("request_seconds", ("e2e_request_latency_seconds",), "From submission to the last token."),
     "queue": _Name("request_queue_seconds", ("request_queue_time_seconds",), "From submission to the first slot."),
     "prefill": _Name("request_prefill_seconds", ("request_prefill_time_seconds",), "From slot to first token."),

@@ -118,6 +118,8 @@ class EventStream(Reply):
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self.last_sent = clock()
+                    if deltas:
+                        generation.note_written()
             tail = self._encoder.end() + DONE
         except AppError as error:  # the answer has begun: the error becomes an event
             tail = b"data: " + (describe(error) or internal_error()).body + b"\n\n"
