@@ -42,12 +42,14 @@ _ERRORS = {
     "400": "The request is wrong: `param` names the field.",
     "401": "The API key is missing or wrong.",
     "404": "There is no such model.",
-    "408": "The request took too long to arrive or to answer.",
+    "408": "The request took too long to arrive.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
     "429": "Too many requests wait; Retry-After says when to try again.",
+    "431": "The head of the request is too large.",
     "500": "The answer could not be finished.",
     "503": "The model is being loaded, the server ends, or its engine has failed; Retry-After says when to try again.",
+    "504": "The answer took longer than the server lets one take.",
 }
 _TEXT_PART = {
     "type": "object",
