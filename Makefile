@@ -100,6 +100,12 @@ test-long: build build-sanitize $(VENV)/.stamp-test ## what CI has no time for: 
 	@$(MAKE) test-fuzz FUZZ_SECONDS=600
 	@QWEN3_LONG=1 $(PYTHON_BIN) -m pytest tests/python -m long --timeout 7200
 
+# Clients have an environment of their own: they bring 1.1 GB of packages. QWEN3_NODE_CLIENTS=FOLDER with node_modules/openai
+# adds npm's openai.
+.PHONY: test-clients
+test-clients: build $(VENV)/.stamp-test $(VENV)-clients/.stamp ## LangChain, LiteLLM, lm-evaluation-harness; ten minutes of schemathesis
+	@QWEN3_CLIENTS=$(VENV)-clients $(PYTHON_BIN) -m pytest tests/python -m clients
+
 .PHONY: bench
 bench: build-bench ## kernel benchmarks of this machine (native/bench)
 	@for bench in build/bench/*_bench; do echo "== $$(basename $$bench)"; $$bench; done
@@ -148,6 +154,10 @@ $(VENV)/.stamp-build: pyproject.toml build_tools/make_venv.sh build_tools/requir
 
 $(VENV)/.stamp-test: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py | $(VENV)/.stamp-build
 	@build_tools/make_venv.sh $(VENV) build checkpoints test reference
+	@touch $@
+
+$(VENV)-clients/.stamp: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py
+	@build_tools/make_venv.sh $(VENV)-clients clients
 	@touch $@
 
 ifeq ($(CUDA),1)

@@ -10,6 +10,7 @@ import litellm
 
 def main(url: str, model: str) -> None:
     litellm.telemetry = False
+    litellm.suppress_debug_info = True
     options: dict[str, Any] = {"model": f"openai/{model}", "api_base": url, "api_key": "none", "num_retries": 0}
     messages = [{"role": "user", "content": "Tell me of a fox."}]
     sampled = {**options, "messages": messages, "max_tokens": 16, "temperature": 0}
