@@ -126,7 +126,7 @@ def _decode_error(error: msgspec.MsgspecError) -> ErrorReply:
     text = str(error)
     found = re.search(r"^(.*) - at `\$\.?(.*)`$", text, re.S)
     if isinstance(error, msgspec.ValidationError):
-        path = found.group(2) if found else ""
+        path = found.group(2).replace("[...]", "") if found else ""  # of an object's value msgspec tells no key
         what = found.group(1) if found else text
         where = path or "The body"
         return _reply(400, f"{where}: {what[:1].lower()}{what[1:]}.", path or None, "invalid_type")

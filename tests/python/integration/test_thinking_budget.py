@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
+import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,20 @@ BUDGET = 70  # more than two KV blocks, so that the continuation finds the thoug
 
 
 @pytest.fixture(scope="module")
-def thinking_server(
-    start_server: StartServer, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> RealServer:
+def thinking_model(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint with a template that opens every thought, as Thinking-2507's does."""
     directory = tmp_path_factory.mktemp("thinker") / "model"
     shutil.copytree(tiny_model_dir, directory)
-    config = directory / "tokenizer_config.json"
-    own = directory / "chat_template.jinja"
-    source = own.read_text() if own.exists() else json.loads(config.read_text())["chat_template"]
-    own.write_text(source + "{%- if add_generation_prompt %}{{- '<think>\\n' }}{%- endif %}")
-    return start_server(directory, "--max-ctx", "2048")
+    template = directory / "chat_template.jinja"
+    source = template.read_text(encoding="utf-8")
+    opening = "{%- if add_generation_prompt %}{{- '<think>\\n' }}{%- endif %}"
+    template.write_text(source + opening, encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def thinking_server(start_server: StartServer, thinking_model: Path) -> RealServer:
+    return start_server(thinking_model, "--max-ctx", "2048")
 
 
 def post(server: RealServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -90,20 +96,51 @@ def test_b37_the_answer_is_that_of_the_prompt_that_says_the_same(
     assert again["choices"][0]["message"] == reply["choices"][0]["message"]
 
 
-def test_many_thoughts_at_once_leave_nothing_behind(thinking_server: RealServer) -> None:
-    with httpx.Client(timeout=60) as client:
-        for seed in range(20):
-            body = {"messages": [{"role": "user", "content": "hi"}], "thinking_budget": seed, "seed": seed, "n": 4}
-            body |= {"max_tokens": 80, "stream": True}
-            with client.stream("POST", f"{thinking_server.url}/v1/chat/completions", json=body) as response:
-                for number, _ in enumerate(response.iter_lines()):
-                    if seed % 3 == 0 and number == seed:
-                        break
-    deadline = 100
-    while counter(thinking_server, "vllm:num_requests_running") and deadline:
-        deadline -= 1
-    assert counter(thinking_server, "vllm:num_requests_running") == 0
-    assert counter(thinking_server, "vllm:kv_cache_usage_perc") == 0
+async def _ask(client: httpx.AsyncClient, number: int) -> tuple[int, Any] | None:
+    """One stream of 20 kinds, asked again while the queue is full; None: left early."""
+    kind, leave_at = number % 20, number % 7 if number % 3 == 0 else None
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": f"hi {kind}"}], "seed": kind, "stream": True}
+    body |= {"thinking_budget": (0, 1, 5, 40)[kind % 4], "max_tokens": 120, "n": 1 + kind % 3}
+    while True:
+        said: dict[int, list[str]] = defaultdict(lambda: ["", "", ""])
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code == 429:
+                await asyncio.sleep(0.05)
+                continue
+            assert response.status_code == 200
+            lines = 0
+            async for line in response.aiter_lines():
+                lines += 1
+                if lines == leave_at:
+                    return None
+                if line.startswith("data: {"):
+                    choice = json.loads(line[6:])["choices"][0]
+                    texts = said[choice["index"]]
+                    texts[0] += choice["delta"].get("reasoning", "")
+                    texts[1] += choice["delta"].get("content", "")
+                    texts[2] += choice["finish_reason"] or ""
+        return kind, dict(said)
+
+
+async def test_a_full_server_changes_no_thought_and_keeps_nothing(
+    start_server: StartServer, thinking_model: Path
+) -> None:
+    """Four slots, a short queue, clients that leave: equal requests get equal answers, and at the end all is free."""
+    server = start_server(thinking_model, "--max-ctx", "1024", "--slots", "4", "--max-queue", "6")
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        replies = await asyncio.gather(*[_ask(client, number) for number in range(100)])
+    answers: dict[int, Any] = {}
+    for kind, said in filter(None, replies):
+        assert answers.setdefault(kind, said) == said
+        assert all(texts[2] in ("stop", "length") for texts in said.values())
+    assert len(answers) == 20
+    deadline = time.monotonic() + 10
+    while counter(server, "vllm:num_requests_running") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "qwen3_generations_running"):
+        assert counter(server, name) == 0
+    assert '"level":"error"' not in server.log
+    server.stop()
 
 
 def test_the_official_client_reads_thoughts(thinking_server: RealServer) -> None:
