@@ -5,13 +5,14 @@ The rules:
 - A tool is {"type": "function", "function": {"name", ...}}; a bare {"name", ...} is taken too. The template gets the
   definitions as they are, key order and unknown fields included.
 - "auto" (the default with tools): the model decides. "none": the prompt has no tools, the token that opens a call is
-  biased away, and nothing is a call. "required" and a named function are enforced while sampling, as is strict: true.
+  biased away, and nothing is a call. "required" and a named function are enforced while sampling, as are strict: true
+  and "allowed_tools", which leaves all tools in the prompt and lets some of them be called.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from qwen3app.text.tokenizer import Tokenizer
     from qwen3app.text.tool_calls import ToolCall
 
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 NEVER = -100.0  # the strongest logit_bias
 
 
@@ -37,21 +39,28 @@ class ToolFunction:
     strict: bool
     param: str  # where the parameters stand in the request
 
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """What arguments are held to."""
+        return _NO_PARAMETERS if self.parameters is None else self.parameters
+
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """What a request says about tools. policy None: none are given. forced: one of `functions` has to be called."""
+    """What a request says about tools. policy None: none are given. forced: one of `functions` has to be called.
+    restricted: other tools are in the prompt."""
 
     definitions: list[Any] | None  # for the template
     policy: CallPolicy | None
     functions: tuple[ToolFunction, ...] = ()  # that may be called
     forced: bool = False
+    restricted: bool = False
 
 
 def tool_request(body: ChatBody) -> ToolRequest:
     """The request's tools; RequestError with the place of a fault."""
     functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
-    choice = "auto" if body.tool_choice is None else body.tool_choice
+    choice: Any = "auto" if body.tool_choice is None else body.tool_choice
     if not functions:
         if choice not in ("auto", "none"):
             raise RequestError("tool_choice asks for a call, but there are no tools; send some.", "tool_choice")
@@ -59,26 +68,41 @@ def tool_request(body: ChatBody) -> ToolRequest:
     policy = CallPolicy.ONE if body.parallel_tool_calls is False else CallPolicy.MANY
     if choice == "none":
         return ToolRequest(None, CallPolicy.NONE)
-    if choice == "auto":
-        return ToolRequest(body.tools, policy, functions)
-    if choice == "required":
-        return ToolRequest(body.tools, policy, functions, forced=True)
-    name = _chosen_name(choice)
-    chosen = [function for function in functions if function.name == name]
-    if not chosen:
-        raise RequestError(f"tool_choice names {name[:100]!r}, which is not among the tools.", "tool_choice")
-    return ToolRequest(body.tools, CallPolicy.ONE, (chosen[0],), forced=True)
+    if choice in ("auto", "required"):
+        return ToolRequest(body.tools, policy, functions, forced=choice == "required")
+    kind = choice.get("type", "function") if isinstance(choice, Mapping) else None
+    inner = choice.get(kind, choice) if isinstance(kind, str) else None
+    if kind == "allowed_tools" and isinstance(inner, Mapping) and isinstance(inner.get("tools"), list):
+        mode = inner.get("mode", "auto")
+        if mode not in ("auto", "required"):
+            raise RequestError('tool_choice.allowed_tools.mode must be "auto" or "required".', "tool_choice")
+        allowed = tuple(_named(_inner(tool), functions) for tool in inner["tools"])
+        if allowed:
+            return ToolRequest(body.tools, policy, allowed, forced=mode == "required", restricted=True)
+    if kind == "function":
+        return ToolRequest(body.tools, CallPolicy.ONE, (_named(inner, functions),), forced=True)
+    raise _wrong_choice()
 
 
-def _chosen_name(choice: Any) -> str:
-    """The function that an object names; {"type": "function", "name": ...} is how the newer API writes it."""
-    if isinstance(choice, Mapping) and choice.get("type", "function") == "function":
-        inner = choice.get("function", choice)
-        name = inner.get("name") if isinstance(inner, Mapping) else None
-        if isinstance(name, str) and name:
-            return name
-    raise RequestError(
-        'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}.',
+def _named(choice: Any, functions: Sequence[ToolFunction]) -> ToolFunction:
+    """The function that {"name": ...} names; it may stand in a "function" or, as the newer API writes it, alone."""
+    name = choice.get("name") if isinstance(choice, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise _wrong_choice()
+    for function in functions:
+        if function.name == name:
+            return function
+    raise RequestError(f"tool_choice names {name[:100]!r}, which is not among the tools.", "tool_choice")
+
+
+def _inner(tool: Any) -> Any:
+    return tool.get("function", tool) if isinstance(tool, Mapping) else None
+
+
+def _wrong_choice() -> RequestError:
+    return RequestError(
+        'tool_choice must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}.',
         "tool_choice",
     )
 
@@ -107,14 +131,14 @@ def answer_constraint(tools: ToolRequest, form: ConstraintSpec | None) -> Constr
     """What the answer is held to while sampling, given the form that the request wants of an answer in words.
 
     Forced calls follow their schemas, strict or not, and leave no room for words. Otherwise only strict functions
-    are held to theirs, and an answer without calls has the form."""
+    are held to theirs, and an answer without calls has the form. A function without parameters takes none."""
     if not tools.functions:
         return form
     free = not tools.forced and form is None
-    if free and not any(function.strict for function in tools.functions):
+    if free and not tools.restricted and not any(function.strict for function in tools.functions):
         return None
     return tool_call_spec(
-        [(each.name, each.parameters if tools.forced or each.strict else None) for each in tools.functions],
+        [(each.name, each.schema if tools.forced or each.strict else None) for each in tools.functions],
         parallel=tools.policy == CallPolicy.MANY,
         free_text=free,
         instead=None if tools.forced else form,

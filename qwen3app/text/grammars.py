@@ -142,7 +142,7 @@ def _tools(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:
     for i, tool in enumerate(tools):
         check_unicode(tool.name, tool.param)
         head = json.dumps(tool.name, ensure_ascii=False) + ', "arguments": '
-        schema = {"type": "object"} if tool.parameters is None else tool.parameters
+        schema = _arguments(tool)
         rules.append(f"call_{i}: {_quoted(head)} arguments_{i}")
         rules.append(f"arguments_{i}: %json {_schema_text(schema, tool.param, _white_space(spec))}")
     call = f'{opening} {_quoted(chr(10) + chr(123) + chr(34) + "name" + chr(34) + ": ")} function "}}\\n" {closing}'
@@ -150,7 +150,7 @@ def _tools(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:
         start = "TEXT (call TEXT)*" if spec.parallel else "TEXT (call)?"
     else:
         start = r'call ("\n" call)*' if spec.parallel else "call"
-    schemas = [(tool.param, tool.parameters) for tool in tools]
+    schemas = [(tool.param, tool.parameters) for tool in tools if tool.parameters is not None]
     if spec.instead is not None:
         form = build_grammar(spec.instead, control_tokens)
         start += " | instead"
@@ -162,6 +162,17 @@ def _tools(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:
         # An opening tag that is spelled with ordinary tokens would begin a call that nothing holds to its schema.
         lines.append(r"TEXT: /(.|\n)*/ & ~/(.|\n)*<tool_call>(.|\n)*/")
     return Grammar("\n".join(lines) + "\n", spec.param, tuple(schemas))
+
+
+def _arguments(tool: ToolSchema) -> Any:
+    """A schema of arguments, which are an object also where it does not say so."""
+    schema = {} if tool.parameters in (None, True) else tool.parameters
+    if not isinstance(schema, Mapping):
+        return schema  # an error, told by what comes next
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise TextError(f"{tool.param}.type must be object: arguments are one.", f"{tool.param}.type")
+    return {**schema, "type": "object"}
 
 
 _BUILDERS: Mapping[Kind, Callable[[ConstraintSpec, Mapping[str, int]], Grammar]] = {

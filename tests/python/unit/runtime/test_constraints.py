@@ -231,6 +231,35 @@ async def test_text_may_stand_around_strict_calls(text_parts: TextParts, constra
     assert eos <= ids(sample.mask)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        None,
+        True,
+        {},
+        {"type": ["null", "object"], "maxProperties": 1},
+        {"properties": {"n": {"type": "boolean"}}, "additionalProperties": False},
+        {"anyOf": [{"properties": {"n": {"type": "null"}}, "additionalProperties": False}, {"type": "string"}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"n": {"enum": [1]}}, "additionalProperties": False}}},
+    ],
+)
+async def test_arguments_are_an_object_whatever_their_schema_leaves_open(
+    text_parts: TextParts, constraints: Constraints, schema: Any
+) -> None:
+    constraint = await constraints.compile(tool_call_spec([("f", schema)], parallel=False, free_text=False))
+    sample = constraint.sample(thinking=False, may_think=False)
+    push_text(text_parts, sample, '<tool_call>\n{"name": "f", "arguments": ')
+    begins = {text_parts.tokenizer.decode([token]).lstrip()[:1] for token in ids(sample.mask)}
+    assert "{" in begins and begins <= {"{", ""}
+
+
+async def test_arguments_that_cannot_be_an_object_are_refused(constraints: Constraints) -> None:
+    tools = [("a", None), ("f", {"type": "string"})]
+    with pytest.raises(RequestError) as caught:
+        await constraints.compile(tool_call_spec(tools, parallel=True, free_text=False))
+    assert caught.value.param == "tools[1].function.parameters.type"
+
+
 async def test_a_spelled_tag_cannot_begin_a_call_that_nothing_checks(
     text_parts: TextParts, constraints: Constraints
 ) -> None:
@@ -254,10 +283,10 @@ async def test_an_answer_without_calls_has_its_form(text_parts: TextParts, const
 
 
 async def test_a_tools_schema_at_fault_is_named(constraints: Constraints) -> None:
-    tools = [("a", {"type": "object"}), ("b", {"properties": {"x": {"type": "objekt"}}})]
+    tools = [("a", {"type": "object"}), ("none", None), ("b", {"properties": {"x": {"type": "objekt"}}})]
     with pytest.raises(RequestError) as caught:
         await constraints.compile(tool_call_spec(tools, parallel=True, free_text=False))
-    assert caught.value.param == "tools[1].function.parameters.properties.x"
+    assert caught.value.param == "tools[2].function.parameters.properties.x"
 
 
 # ------------------------------------------------------------------------------------------------------------- masks

@@ -30,6 +30,7 @@ ADD = {
 }
 LS = {"type": "function", "function": {"name": "ls"}}
 TOOLS = {"tools": [ADD, LS]}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [LS]}}
 CALL_ADD = '<tool_call>\n{"name": "add", "arguments": {"z": 1, "a": 2}}\n</tool_call>'
 CALL_LS = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
 
@@ -257,6 +258,14 @@ async def test_b13_b14_b16_b23_history(text_parts: TextParts) -> None:
         ({**TOOLS, "tool_choice": 5}, "tool_choice"),
         ({**TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
         ({**TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice"),
+        ({**TOOLS, "tool_choice": {"type": "function", "function": "add"}}, "tool_choice"),
+        ({**TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "add"}}}, "tool_choice"),
+        ({**TOOLS, "tool_choice": {"type": ["function"]}}, "tool_choice"),
+        ({**TOOLS, "tool_choice": ALLOWED | {"allowed_tools": {"tools": []}}}, "tool_choice"),
+        ({**TOOLS, "tool_choice": ALLOWED | {"allowed_tools": {"tools": ["add"]}}}, "tool_choice"),
+        ({**TOOLS, "tool_choice": ALLOWED | {"allowed_tools": {"mode": "none", "tools": [LS]}}}, "tool_choice"),
+        ({**TOOLS, "tool_choice": ALLOWED | {"allowed_tools": {"tools": [{"name": "rm"}]}}}, "tool_choice"),
+        ({"tools": [], "tool_choice": ALLOWED}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice"),
         ({**TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
@@ -296,6 +305,22 @@ BOTH = [ADD, STRICT_LS]
         ({"tools": BOTH, "tool_choice": "required"}, FORM, ["add!", "ls!"], {}),
         ({"tools": BOTH, "tool_choice": {"function": {"name": "ls"}}}, None, ["ls!"], {"parallel": False}),
         ({"tools": BOTH, "tool_choice": {"type": "function", "name": "add"}}, None, ["add!"], {"parallel": False}),
+        (
+            {"tools": BOTH, "tool_choice": {"type": "function", "function": {"name": "ls"}}},
+            FORM,
+            ["ls!"],
+            {"parallel": False},
+        ),
+        ({"tools": [LS], "tool_choice": "required"}, None, ["ls!"], {}),
+        # all tools are in the prompt, some may be called
+        ({"tools": [ADD, LS], "tool_choice": ALLOWED}, None, ["ls"], {"free_text": True}),
+        ({"tools": BOTH, "tool_choice": ALLOWED}, FORM, ["ls!"], {"instead": FORM}),
+        (
+            {"tools": BOTH, "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"name": "add"}]}},
+            None,
+            ["add!"],
+            {},
+        ),
         # words have their form, calls are free
         ({"tools": BOTH[:1]}, FORM, ["add"], {"instead": FORM}),
     ],
