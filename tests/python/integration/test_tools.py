@@ -123,7 +123,7 @@ def test_an_answer_in_words_keeps_its_form_beside_tools(real_server: RealServer)
     [
         (
             [{"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}],
-            "tools[0].function.parameters",
+            "tools[0].function.parameters.type",
         ),
         ([*TOOLS, {"name": "f", "parameters": {"properties": {"x": {"type": 5}}}}], "tools[2].parameters.properties.x"),
     ],
