@@ -16,6 +16,7 @@ from qwen3app.runtime.tenant import TENANT, tenant_of
 from qwen3app.server.access_log import record_of, send_error
 from qwen3app.server.health import PROBES
 from qwen3app.server.openai_errors import ApiError
+from qwen3app.server.turns import Turns
 
 if TYPE_CHECKING:
     from litestar.types import ASGIApp, Receive, Scope, Send
@@ -38,6 +39,7 @@ class Gate:
         self._keys = [(_digest(key.encode()), tenant_of(key)) for key in guards.api_keys]
         self._open = PROBES | {"/metrics"} if guards.open_metrics else PROBES
         self._timeout = guards.request_timeout
+        self._turns = Turns()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,6 +52,8 @@ class Gate:
                 self._state.ready()
         except ApiError as error:
             return await send_error(error, send)
+        if scope["method"] == "POST":
+            await self._turns.take()
         timer = _Deadline(record_of(scope), self._timeout) if self._timeout else None
         try:
             await self._app(scope, receive, send)
