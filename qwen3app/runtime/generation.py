@@ -330,7 +330,7 @@ class Generation:
 
     def _collect(self) -> list[ChoiceDelta]:
         ready, self._ready = self._ready, []
-        self.handed_ns = ready[0].pending[0][11]
+        self.handed_ns = next((choice.pending[0][11] for choice in ready if choice.pending), self.handed_ns)
         deltas = []
         for choice in ready:
             pending, choice.pending = choice.pending, []
