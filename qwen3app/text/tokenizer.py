@@ -28,6 +28,7 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from qwen3app.text.errors import TextError, check_unicode
 from qwen3app.text.files import read_json_object, read_optional_json_object, read_text
+from qwen3app.text.tool_calls import CALL_CLOSE, CALL_OPEN
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
@@ -177,7 +178,9 @@ class Tokenizer:
 
         control = {i: token.content for i, token in added.items()}
         self._all_pieces = _Pieces(hf, control, frozenset())
-        self._shown_pieces = _Pieces(hf, control, self.special_ids | frozenset(self.eos_ids))
+        # The tags of tool calls are read from the text; some tokenizers call them special, the official one does not.
+        hidden = self.special_ids.difference(self.control_tokens.get(tag, -1) for tag in (CALL_OPEN, CALL_CLOSE))
+        self._shown_pieces = _Pieces(hf, control, hidden.union(self.eos_ids))
         self._spans: OrderedDict[str, array[int]] = OrderedDict()
         self._spans_characters = 0
         self._spans_lock = threading.Lock()
@@ -284,7 +287,8 @@ class Tokenizer:
     # -- ids to text ---------------------------------------------------------------------------------------------
 
     def pieces(self, *, skip_special: bool) -> Mapping[int, bytes]:
-        """id -> bytes for streams; with skip_special, special tokens and tokens that end a turn are empty."""
+        """id -> bytes for streams; with skip_special, special tokens (not the tags of tool calls) and tokens that end
+        a turn are empty."""
         return self._shown_pieces if skip_special else self._all_pieces
 
     def token_bytes(self, token: int) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.output import OutputStream
@@ -330,8 +331,12 @@ def test_b54_stop_strings_see_content_only() -> None:
     assert answer(f"a STOP {LS}", stops=["STOP"], include_stop=True) == ("", "a STOP", [])
 
 
-def test_calls_by_text_without_such_tokens(model_dir: Callable[..., Path]) -> None:
-    tokenizer = Tokenizer.from_dir(model_dir(["<|im_end|>"]))
+@pytest.mark.parametrize("special", [None, True, False])
+def test_calls_by_text_whatever_the_tokenizer_makes_of_the_tags(
+    model_dir: Callable[..., Path], special: bool | None
+) -> None:
+    tags = ["<tool_call>", "</tool_call>"] if special is not None else []
+    tokenizer = Tokenizer.from_dir(model_dir(["<|im_end|>", *(AddedToken(tag, special=bool(special)) for tag in tags)]))
     ids = tokenizer.encode_raw(f"<think>x {DRAFT}</think>\n\né {LS}")
     for size in (1, 2, 3, 5, 8, len(ids)):
         pieces = [ids[i : i + size] for i in range(0, len(ids), size)]
