@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -367,9 +368,9 @@ class Runtime:
             self._masks.add(choice.constrained, choice.request, 0)
 
     def _end(self, choice: _Choice, reason: FinishCode) -> None:
-        """Ends a choice that the engine does not hold. Its event has no times."""
+        """Ends a choice that the engine does not hold. Its event has no times but the one when it is handed over."""
         head = (choice.request, 0, _FINISHED, choice.sample, -1, math.nan, 0, 0, int(reason))
-        event: Event = (*head, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        event: Event = (*head, 0, 0, time.monotonic_ns(), 0, 0, 0, 0, 0, 0)
         self._routes[choice.request << _SAMPLE_BITS | choice.sample] = choice
         self._deliver(EventBatch([event], []))
 

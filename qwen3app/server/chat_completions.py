@@ -19,6 +19,7 @@ from qwen3app.errors import RequestError
 from qwen3app.runtime import ChoiceDelta, Generation
 from qwen3app.runtime.params import MAX_TOP_LOGPROBS, GenerationParams
 from qwen3app.server.access_log import record_of
+from qwen3app.server.chat_prompt import chat_prompt
 from qwen3app.server.openai_errors import ApiError
 from qwen3app.server.replies import (
     chat_logprobs,
@@ -68,14 +69,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
         params = replace(params, constraint=await runtime.constraints.compile(constraint))
 
     def render() -> RenderedPrompt:
-        prompt = model.template.render(
-            body.messages,
-            tools=tools.definitions,
-            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-            continue_final_message=bool(body.continue_final_message),
-            template_kwargs=thinking.template_kwargs,
-        )
-        return model.template.without_thought(prompt) if thinking.budget == 0 else prompt
+        return chat_prompt(model.template, body, thinking, tools.definitions)
 
     long = len(await request.body()) > INLINE_CHARACTERS
     prompt = await asyncio.to_thread(render) if long else render()

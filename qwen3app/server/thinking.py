@@ -44,6 +44,7 @@ class Thinking(NamedTuple):
     """What came out of it."""
 
     template_kwargs: dict[str, Any]
+    off: bool  # no thought is wanted, whatever the template knows of it
     budget: int | None  # tokens; None: no limit
     shown: bool  # replies carry the reasoning
 
@@ -81,7 +82,7 @@ def thinking_of(body: ChatBody | TokenizeBody, settings: ServeSettings) -> Think
     if budget is None:
         budget = settings.thinking_budget
     hidden = body.include_reasoning is False or _flag(reasoning.get("exclude"), "reasoning.exclude") is True
-    return Thinking(kwargs, None if budget == _NO_LIMIT else budget, not hidden)
+    return Thinking(kwargs, enabled is False or asked == 0, None if budget == _NO_LIMIT else budget, not hidden)
 
 
 def _first(*values: Any) -> Any:

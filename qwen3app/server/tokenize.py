@@ -9,6 +9,7 @@ from litestar import Request, post
 
 from qwen3app.errors import RequestError
 from qwen3app.server.chat_completions import INLINE_CHARACTERS
+from qwen3app.server.chat_prompt import chat_prompt
 from qwen3app.server.replies import to_json
 from qwen3app.server.requests import DetokenizeBody, TokenizeBody, read_body
 from qwen3app.server.sse import JsonReply, Reply
@@ -32,14 +33,7 @@ async def tokenize(request: Request[Any, Any, Any]) -> Reply:
     def encode() -> list[int]:
         if body.prompt is not None:
             return model.tokenizer.encode_raw(body.prompt)
-        prompt = model.template.render(
-            body.messages,
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-            continue_final_message=bool(body.continue_final_message),
-            template_kwargs=thinking.template_kwargs,
-        )
-        return (model.template.without_thought(prompt) if thinking.budget == 0 else prompt).ids
+        return chat_prompt(model.template, body, thinking, body.tools).ids
 
     long = len(await request.body()) > INLINE_CHARACTERS
     tokens = await asyncio.to_thread(encode) if long else encode()

@@ -94,9 +94,10 @@ def run(
             choice.pending.append(event)
             if event[2] == 3:
                 generation._post_finished(choice, event)
-        deltas = generation._collect()
-        if deltas:
-            reads.append(deltas)
+        if generation._ready:
+            deltas = generation._collect()
+            if deltas:
+                reads.append(deltas)
     return generation, reads
 
 

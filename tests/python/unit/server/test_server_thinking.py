@@ -191,7 +191,7 @@ async def test_b27_a_template_that_opens_the_thought(text_parts: TextParts) -> N
     parts = with_template(text_parts, opens_the_thought)
     engine = FakeEngine(says(parts, "abc</think>\n\nhi"), step=0.001)
     async with serving(make_model(parts, engine)) as server:
-        for fields in ({}, {"enable_thinking": False}):
+        for fields in ({}, {"enable_thinking": True}, {"thinking_budget": 50}):
             reply = (await server.chat(fields)).json()["choices"][0]
             assert (reply["message"]["reasoning"], reply["message"]["content"]) == ("abc", "hi")
             assert_equal(reply, streamed((await server.chat({**fields, "stream": True})).text))
@@ -202,14 +202,24 @@ async def test_b27_a_template_that_opens_the_thought(text_parts: TextParts) -> N
     assert prompt_text(parts, engine).endswith("<think>\n")
 
 
-async def test_b27_a_budget_of_zero_closes_what_the_template_opened(text_parts: TextParts) -> None:
+@pytest.mark.parametrize(
+    "fields", [{"thinking_budget": 0}, {"enable_thinking": False}, {"reasoning_effort": "none"}, None]
+)
+async def test_b27_b30_off_closes_what_the_template_opened(
+    text_parts: TextParts, fields: dict[str, Any] | None
+) -> None:
+    """Also by the server's default (None here). A message that is to be continued stays open."""
     parts = with_template(text_parts, opens_the_thought)
     engine = FakeEngine(says(parts, "hi"))
-    async with serving(make_model(parts, engine)) as server:
-        message = (await server.chat({"thinking_budget": 0})).json()["choices"][0]["message"]
-        count = (await server.post("/tokenize", {"messages": USER, "thinking_budget": 0})).json()["count"]
+    asked = fields or {}
+    begun = [*USER, {"role": "assistant", "reasoning_content": "hm", "content": ""}]
+    async with serving(make_model(parts, engine), thinking=fields is not None) as server:
+        message = (await server.chat(asked)).json()["choices"][0]["message"]
+        count = (await server.post("/tokenize", {"messages": USER, **asked})).json()["count"]
+        await server.chat({**asked, "messages": begun, "continue_final_message": True, "max_tokens": 1})
     assert (message["content"], message["reasoning"]) == ("hi", None)
     assert prompt_text(parts, engine).endswith(EMPTY) and count == len(engine.requests[1].prompt)
+    assert prompt_text(parts, engine, 2).endswith("<think>\nhm")
 
 
 async def test_b27_a_template_that_never_thinks(text_parts: TextParts) -> None:
