@@ -100,11 +100,11 @@ test-long: build build-sanitize $(VENV)/.stamp-test ## what CI has no time for: 
 	@$(MAKE) test-fuzz FUZZ_SECONDS=600
 	@QWEN3_LONG=1 $(PYTHON_BIN) -m pytest tests/python -m long --timeout 7200
 
-# Clients have an environment of their own: they bring 1.1 GB of packages. QWEN3_NODE_CLIENTS=FOLDER with node_modules/openai
+# Against the packed file. Clients have an environment of their own: they bring 1.1 GB of packages. QWEN3_NODE_CLIENTS=FOLDER with node_modules/openai
 # adds npm's openai.
 .PHONY: test-clients
-test-clients: build $(VENV)/.stamp-test $(VENV)-clients/.stamp ## LangChain, LiteLLM, lm-evaluation-harness; ten minutes of schemathesis
-	@QWEN3_CLIENTS=$(VENV)-clients $(PYTHON_BIN) -m pytest tests/python -m clients
+test-clients: dist $(VENV)/.stamp-test $(VENV)-clients/.stamp ## LangChain, LiteLLM, lm-evaluation-harness; ten minutes of schemathesis
+	@QWEN3_CLIENTS=$(VENV)-clients QWEN3_EXECUTABLE=$(CURDIR)/dist/qwen3-8b $(PYTHON_BIN) -m pytest tests/python -m clients
 
 .PHONY: bench
 bench: build-bench ## kernel benchmarks of this machine (native/bench)

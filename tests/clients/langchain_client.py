@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Literal
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
@@ -12,7 +13,7 @@ from pydantic import BaseModel, Field
 
 
 @tool
-def weather(city: str) -> str:
+def weather(city: Literal["Rome", "Oslo"]) -> str:
     """Tells the weather of a city."""
     return f"sunny in {city}"
 
@@ -49,11 +50,17 @@ def main(url: str, model: str) -> None:
     made = person.with_structured_output(Person, method="json_schema").invoke("Make up a person.")
     assert isinstance(made, Person), made
 
-    # a turn that carries a call and its result, with the tools still offered
-    call = AIMessage("", tool_calls=[{"name": "weather", "args": {"city": "Rome"}, "id": "call_1"}])
-    result = ToolMessage("sunny in Rome", tool_call_id="call_1")
+    # a call that the server must make, and the turn that carries its result
+    calling = person.bind_tools([weather], tool_choice="weather", strict=True)
+    call = calling.invoke([HumanMessage("How is the weather in Rome?")])
+    assert [each["name"] for each in call.tool_calls] == ["weather"], call
+    assert call.tool_calls[0]["args"]["city"] in ("Rome", "Oslo"), call.tool_calls
+    result = ToolMessage("sunny in Rome", tool_call_id=call.tool_calls[0]["id"])
     after = chat.bind_tools([weather]).invoke([HumanMessage("How is the weather in Rome?"), call, result])
-    assert isinstance(after, AIMessage) and after.usage_metadata is not None
+    assert isinstance(after, AIMessage)
+
+    made = person.with_structured_output(Person, method="function_calling", strict=True).invoke("Make up a person.")
+    assert isinstance(made, Person), made
     print("langchain: ok")
 
 

@@ -42,13 +42,15 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     """Starts servers: start_server(model_dir, *flags, wait=True). With hold=PATH the tokenizer is not loaded before
-    that file exists. What still runs at the end is stopped."""
+    that file exists. What still runs at the end is stopped. QWEN3_EXECUTABLE: the packed file serves."""
     servers: list[RealServer] = []
 
     def start(model_dir: Path, *flags: str, wait: bool = True, hold: Path | None = None) -> RealServer:
         log_path = tmp_path_factory.mktemp("server") / "stderr"
         program = ["-m", "qwen3app.cli"] if hold is None else ["-c", HELD_PROGRAM, str(hold)]
-        command = [sys.executable, *program, "serve", "--model", str(model_dir), "--port", "0"]
+        packed = os.environ.get("QWEN3_EXECUTABLE")
+        start = [packed] if packed and hold is None else [sys.executable, *program]
+        command = [*start, "serve", "--model", str(model_dir), "--port", "0"]
         command += ["--threads", "2", "--kv-gb", "0.25", *flags]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with log_path.open("wb") as log:

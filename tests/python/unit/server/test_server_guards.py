@@ -88,6 +88,19 @@ async def test_b81_holders_of_different_keys_share_no_prefixes(text_parts: TextP
     assert TENANT.get() == ""  # nothing leaks out of the request's task
 
 
+async def test_b81_an_answer_behind_a_closed_thought_is_its_tenants_too(text_parts: TextParts) -> None:
+    """It is a second request to the engine, made outside of the HTTP request's context."""
+    thought = text_parts.tokenizer.encode_raw("<think>\none two three four five six seven")
+    engine = FakeEngine(lambda request, sample: thought, step=0.01)
+    guards = GuardSettings(api_keys=("first", "second"))
+    async with serving(make_model(text_parts, engine), guards=guards) as server:
+        response = await server.chat({"thinking_budget": 3, "cache_salt": "mine"}, headers={"x-api-key": "second"})
+        assert response.status_code == 200
+        first, *others = engine.requests.values()
+        assert others and all(request.cache_salt == first.cache_salt for request in others)
+        assert first.cache_salt.endswith("mine") and len(first.cache_salt) > 30
+
+
 @pytest.mark.parametrize("keys", [(), ("only",)])
 async def test_b81_one_tenant_has_the_clients_salt_alone(text_parts: TextParts, keys: tuple[str, ...]) -> None:
     engine = quick(text_parts)
