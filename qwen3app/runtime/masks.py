@@ -2,24 +2,23 @@
 
 Owns: the samples that are constrained now, and the threads that work out masks. Refuses to know: grammars, readers.
 
-How it flows: the poll thread hands over the token events of constrained samples, one list per batch. One thread works
-out mask after mask (some 3 us each where a grammar's states are known) and gives them to the engine. A sample whose
-last mask took long goes to a pool, so that it delays no other sample's.
+How it flows: the poll thread, before it hands a batch of events to the event loop, works out mask after mask (some 3 us
+each where a grammar's states are known) and gives them to the engine, which computes the next step meanwhile. Before,
+because the event loop then has nothing to do yet: beside it, each mask would wait for Python's lock. Samples whose last
+mask took long, and what is left after INLINE_SECONDS, go to a pool, so that they delay nobody else.
 A sample that has said all that its grammar allows ends by EOS. Where EOS cannot end it (ignore_eos, min_tokens) it is
 cancelled and counts as stopped. A sample whose grammar has become too complex is cancelled with an error: an answer is
 never continued without its constraint.
 
-Threads: `add` and `close` on the event loop; `take` on the poll thread; masks on threads of its own. A sample's next
-token cannot come before its mask, so no sample is ever in two hands.
+Threads: `add` and `close` on the event loop; `take` on the poll thread; slow masks on threads of the pool. A sample's
+next token cannot come before its mask, so no sample is ever in two hands.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from qwen3app.abi.types import EventKind
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
 _TOKEN = int(EventKind.TOKEN)
 _FINISHED = int(EventKind.FINISHED)
+# How long the events of a batch may wait for the masks that they ask for.
+INLINE_SECONDS = 0.002
 # A mask that takes longer than this sends its sample to the pool.
 _SLOW_SECONDS = 0.001
 _SLOW_THREADS = 2
@@ -58,16 +59,12 @@ class Masks:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._samples: dict[tuple[int, int], ConstrainedSample] = {}
-        self._queue: SimpleQueue[list[tuple[ConstrainedSample, int, int]] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._pool: ThreadPoolExecutor | None = None
 
     def add(self, sample: ConstrainedSample, request: int, index: int) -> None:
         """A sample that has just been submitted: it gets its first mask."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="masks", daemon=True)
+        if self._pool is None:
             self._pool = ThreadPoolExecutor(_SLOW_THREADS, thread_name_prefix="slow-masks")
-            self._thread.start()
         sample.request, sample.sample = request, index
         self._samples[request, index] = sample
         self._give(sample, 0)
@@ -86,44 +83,39 @@ class Masks:
                 due.append((sample, event[4], event[10] + 1))
             elif event[2] == _FINISHED:
                 del samples[event[0], event[3]]
-        if due:
-            self._queue.put(due)
+        begin = now = time.perf_counter()
+        for sample, token, index in due:
+            if sample.slow or now - begin > INLINE_SECONDS:
+                assert self._pool is not None  # `add` made it
+                self._pool.submit(self._push, sample, token, index)
+            else:
+                now = self._push(sample, token, index)
 
     def close(self) -> None:
-        """Ends the threads."""
-        if self._thread is not None and self._pool is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+        """Ends the pool. No events may come any more."""
+        if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    # -------------------------------------------------------------------------------------------- the threads' side
+    # ---------------------------------------------------------------------------- the poll thread's and the pool's side
 
-    def _run(self) -> None:
-        assert self._pool is not None
-        while (due := self._queue.get()) is not None:
-            for sample, token, index in due:
-                if sample.slow:
-                    self._pool.submit(self._push, sample, token, index)
-                else:
-                    self._push(sample, token, index)
-
-    def _push(self, sample: ConstrainedSample, token: int, index: int) -> None:
-        if (sample.request, sample.sample) not in self._samples:
-            return  # it has ended with this token
+    def _push(self, sample: ConstrainedSample, token: int, index: int) -> float:
+        """Works out and gives the mask behind `token`. Returns the time."""
         begin = time.perf_counter()
+        if (sample.request, sample.sample) not in self._samples:
+            return begin  # it has ended with this token
         try:
             sample.constraint.push(token)
         except AppError as error:
             sample.error = error
-            self._cancel(sample)
-            return
         except Exception as error:
             sample.error = GenerationError(f"The constraint failed: {error!r}.")
+        if sample.error is not None:
             self._cancel(sample)
-            return
-        sample.slow = time.perf_counter() - begin > _SLOW_SECONDS
-        self._give(sample, index)
+        else:
+            self._give(sample, index)
+        now = time.perf_counter()
+        sample.slow = now - begin > _SLOW_SECONDS
+        return now
 
     def _give(self, sample: ConstrainedSample, index: int) -> None:
         constraint = sample.constraint

@@ -19,6 +19,9 @@ namespace {
 // for it to poll.
 constexpr std::chrono::milliseconds kBlockedWait{5};
 
+// How long it waits at most for the masks of a step whose samples are all constrained.
+constexpr std::chrono::milliseconds kMaskPatience{1};
+
 int64_t now_ns() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -243,9 +246,12 @@ void Engine::compute(Flight& flight, const BatchArrays& arrays, Lock& lock) {
                                        [](const auto& request) { return request->constrained; });
   if (constrained) {
     lock.unlock();
+    const auto begin = std::chrono::steady_clock::now();
     model_->forward(arrays);
     model_->ops().wait();
+    const auto took = std::chrono::steady_clock::now() - begin;
     lock.lock();
+    await_masks(flight, std::min<std::chrono::nanoseconds>(took, kMaskPatience), lock);
   }
   collect_rows(flight);
   lock.unlock();
@@ -260,6 +266,21 @@ void Engine::compute(Flight& flight, const BatchArrays& arrays, Lock& lock) {
   }
   flight.mark = model_->ops().mark();
   lock.lock();
+}
+
+// Waits up to `limit` for masks that are late. Without one a sample's row is computed again, so it pays to wait for as
+// long as that takes; but only where no sample is free, as none but constrained ones may be delayed.
+void Engine::await_masks(const Flight& flight, std::chrono::nanoseconds limit, Lock& lock) {
+  if (!std::all_of(flight.requests.begin(), flight.requests.end(),
+                   [](const auto& request) { return request->constrained; }))
+    return;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto is_late = [](const Chunk& chunk) {
+    const Sample& sample = static_cast<const Sample&>(*chunk.sequence);
+    return chunk.samples && sample.state != SequenceState::kEnded && sample.mask_index != sample.n_output();
+  };
+  while (!closing_ && std::any_of(flight.chunks.begin(), flight.chunks.end(), is_late))
+    if (wake_.wait_until(lock, deadline) == std::cv_status::timeout) return;
 }
 
 // Waits for the oldest step in flight and makes its results known.

@@ -115,6 +115,7 @@ class Engine {
   void land_all(Lock& lock);
   void note_admissions(const StepPlan& plan);
   void build_batch(Flight& flight);
+  void await_masks(const Flight& flight, std::chrono::nanoseconds limit, Lock& lock);
   void collect_rows(Flight& flight);
   void compute(Flight& flight, const BatchArrays& arrays, Lock& lock);
   size_t commit(const Flight& flight);
