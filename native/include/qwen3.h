@@ -302,7 +302,8 @@ QWEN3_API qwen3_status qwen3_cancel(qwen3_engine* engine, uint64_t id, int32_t s
  * that the sample has had. mask: bit i%32 of mask[i/32] set means id i is allowed; n_words: at least
  * (n_token_ids + 31) / 32. A host answers the event of token k with the mask for index k + 1, while the model already
  * computes that position: if the mask is there when the logits are, no time is lost; if it is late, the sample waits for
- * the next step and no other sample does. Index 0 may be given right after qwen3_submit. Never blocks on computation.
+ * the next step and no other sample does, but that a step of constrained samples alone waits for late masks as long as
+ * its layers took, 1 ms at most. Index 0 may be given right after qwen3_submit. Never blocks on computation.
  * QWEN3_NOT_FOUND: no such live request or sample. QWEN3_INVALID_ARGUMENT: not constrained, too few words, a wrong
  * index, or no id allowed. */
 QWEN3_API qwen3_status qwen3_request_mask(qwen3_engine* engine, uint64_t id, int32_t sample, int64_t index,
