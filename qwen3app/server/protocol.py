@@ -26,6 +26,8 @@ def make_protocol(guards: GuardSettings) -> type[asyncio.Protocol]:
     max_head_bytes = guards.max_head_kb * 1024
     idle_timeout = guards.idle_timeout
 
+    too_large = error_reply(431, f"The head of the request is larger than {guards.max_head_kb} KiB (--max-head-kb).")
+
     class GuardedProtocol(HttpToolsProtocol):
         _stage = _HEAD
         _head_bytes = 0
@@ -44,17 +46,16 @@ def make_protocol(guards: GuardSettings) -> type[asyncio.Protocol]:
                 self._wait_for_peer()  # the end of one request and the beginning of the next came together
             self._head_bytes += len(data)
             if self._head_bytes > max_head_bytes:
-                self._refuse(
-                    error_reply(
-                        431, f"The head of the request is larger than {guards.max_head_kb} KiB (--max-head-kb)."
-                    )
-                )
+                self._refuse(too_large)
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._stage, self._head_bytes = _HEAD, 0
 
         def on_headers_complete(self) -> None:
+            if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > max_head_bytes:
+                self._refuse(too_large)
+                raise ValueError("the head is too large")  # the parser stops here
             self._stage = _BODY
             super().on_headers_complete()
 
@@ -118,11 +119,16 @@ def make_protocol(guards: GuardSettings) -> type[asyncio.Protocol]:
 
         def _refuse(self, reply: ErrorReply) -> None:
             """Answers without the app, which has not seen the request or waits for its body, and closes."""
-            head = (
-                f"HTTP/1.1 {reply.status} {reply.phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(reply.body)}\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + reply.body)
+            if not (self._answering() and (self._stage == _HEAD or self.cycle.response_started)):
+                head = (
+                    f"HTTP/1.1 {reply.status} {reply.phrase}\r\ncontent-type: application/json\r\n"
+                    f"content-length: {len(reply.body)}\r\nconnection: close\r\n\r\n"
+                )
+                self.transport.write(head.encode() + reply.body)
             self.transport.close()
+
+        def send_400_response(self, msg: str) -> None:
+            if not self.transport.is_closing():
+                self._refuse(error_reply(400, msg))
 
     return GuardedProtocol
