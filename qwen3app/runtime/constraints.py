@@ -19,6 +19,7 @@ SampleConstraint belongs to one thread at a time.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import threading
 import time
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 COMPILE_SECONDS = 5.0
 # Requests that may wait for a thread that compiles; each holds its body in memory.
 _MAX_WAITING = 64
-_THREADS = 2
+# A compilation takes all of a core: most cores are left to others.
+_THREADS = min(max((os.cpu_count() or 1) // 4, 1), 4)
 # Characters of a grammar: what one constraint may have, spelled with escapes. The schemas of many tools may pass it.
 _MAX_GRAMMAR = 1 << 21
 # Compiled grammars that are kept; the largest that the limits below allow takes some 50 MB.

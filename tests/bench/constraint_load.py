@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -36,6 +37,7 @@ SCHEMA = {
     },
 }
 CONSTRAINED = {"response_format": {"type": "json_schema", "json_schema": {"name": "list", "schema": SCHEMA}}}
+NOTHING = "nothing"
 NASTY: dict[str, dict[str, Any]] = {
     "enum of 1 MB": {"guided_json": {"enum": [f"{i:08}" for i in range(90_000)]}},
     "enum of 200 KB": {"guided_json": {"enum": [f"{i:08}" for i in range(20_000)]}},
@@ -85,40 +87,42 @@ async def throughput(
     return n / seconds, used / n * 1e6
 
 
-async def gaps(client: httpx.AsyncClient, seconds: float, load: dict[str, Any] | None) -> tuple[list[float], str]:
-    """Times between two pieces of one free stream, while `load` is sent again and again."""
-    times: list[float] = []
-    outcome = ""
-    done = asyncio.Event()
+async def press(client: httpx.AsyncClient, load: dict[str, Any], seconds: float) -> None:
+    """Sends one constraint again and again, from two connections, and prints the last status."""
+    end = time.perf_counter() + seconds
 
-    async def watch() -> None:
-        body = {"prompt": "Once", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
-        body["max_tokens"] = 3500
-        end = time.perf_counter() + seconds
+    async def one(salt: int) -> int:
+        status = 0
+        body = json.dumps({"prompt": f"x{salt}", "max_tokens": 24, **load}).encode()
         while time.perf_counter() < end:
-            async with client.stream("POST", "/v1/completions", json=body) as reply:
-                last = None
-                async for _ in reply.aiter_raw():
-                    now = time.perf_counter()
-                    if last is not None:
-                        times.append(now - last)
-                    last = now
-                    if now > end:
-                        break
-        done.set()
+            status = (await client.post("/v1/completions", content=body)).status_code
+        return status
 
-    async def press(salt: int) -> None:
-        nonlocal outcome
-        assert load is not None
-        while not done.is_set():
-            reply = await client.post("/v1/completions", json={"prompt": f"x{salt}", "max_tokens": 24, **load})
-            outcome = str(reply.status_code)
+    print(*set(await asyncio.gather(one(1), one(2))))
 
-    tasks = [asyncio.create_task(watch())]
-    if load is not None:
-        tasks += [asyncio.create_task(press(i)) for i in range(2)]
-    await asyncio.gather(*tasks)
-    return times, outcome
+
+async def gaps(client: httpx.AsyncClient, url: str, seconds: float, name: str) -> tuple[list[float], str]:
+    """Times between two pieces of one free stream, while another process presses."""
+    times: list[float] = []
+    presser = None
+    if name != NOTHING:
+        command = [sys.executable, __file__, url, "--press", name, "--seconds", str(seconds + 1)]
+        presser = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        await asyncio.sleep(1)  # it starts
+    body = {"prompt": "Once", "max_tokens": 3500, "ignore_eos": True, "stream": True}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        async with client.stream("POST", "/v1/completions", json=body) as reply:
+            last = None
+            async for _ in reply.aiter_raw():
+                now = time.perf_counter()
+                if last is not None:
+                    times.append(now - last)
+                last = now
+                if now > end:
+                    break
+    output = (await presser.communicate())[0].decode().strip() if presser else "-"
+    return times, output
 
 
 async def main() -> None:
@@ -128,11 +132,14 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pid", type=int)
+    parser.add_argument("--press", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each nasty constraint; 0: none")
     arguments = parser.parse_args()
     server = psutil.Process(arguments.pid) if arguments.pid else None
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=arguments.url, timeout=600, limits=limits) as client:
+        if arguments.press:
+            return await press(client, NASTY[arguments.press], arguments.seconds)
         for n in arguments.streams:
             free, held = [], []
             for _ in range(arguments.rounds):
@@ -146,11 +153,11 @@ async def main() -> None:
                 a, b = (statistics.median([cpu for _, cpu in each]) for each in (free, held))
                 print(f"{n:3} streams, CPU   : free {a:8.1f} us/tok, constrained {b:8.1f} us/tok")
         if arguments.seconds:
-            for name, load in [("nothing", None), *NASTY.items()]:
-                times, outcome = await gaps(client, arguments.seconds, load)
+            for name in [NOTHING, *NASTY]:
+                times, outcome = await gaps(client, arguments.url, arguments.seconds, name)
                 times.sort()
                 p999, worst = times[int(len(times) * 0.999)] * 1e3, times[-1] * 1e3
-                print(f"{name:22} {outcome or '-':>4}  gaps beside it: p99.9 {p999:6.2f} ms, longest {worst:6.2f} ms")
+                print(f"{name:22} {outcome:>4}  gaps beside it: p99.9 {p999:6.2f} ms, longest {worst:6.2f} ms")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import jsonschema
+import openai
+import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -333,3 +335,39 @@ def test_b48_patterns_that_explode_elsewhere(real_server: RealServer, pattern: s
     assert reply.status_code in (200, 400)
     if reply.status_code == 400:
         assert reply.json()["error"]["code"] in ("invalid_constraint", "constraint_too_complex")
+
+
+class Step(pydantic.BaseModel):
+    """As users of the official client write it."""
+
+    explanation: Annotated[str, pydantic.Field(max_length=20)]
+    sure: bool
+
+
+class Answer(pydantic.BaseModel):
+    steps: Annotated[list[Step], pydantic.Field(max_length=2)]
+    colour: Literal["red", "blue"]
+    note: int | None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_official_client_parses_answers(real_server: RealServer, stream: bool) -> None:
+    client = openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="none", max_retries=0)
+    options: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "response_format": Answer,
+        "seed": 3,
+        "max_tokens": 3000,
+        "extra_body": {"enable_thinking": False},
+    }
+    if stream:
+        with client.chat.completions.stream(**options) as events:
+            for _ in events:
+                pass
+            completion = events.get_final_completion()
+    else:
+        completion = client.chat.completions.parse(**options)
+    message = completion.choices[0].message
+    assert isinstance(message.parsed, Answer)
+    assert message.parsed == Answer.model_validate_json(message.content or "")

@@ -170,6 +170,7 @@ async def test_a_slow_compilation_is_refused_and_the_others_go_on(
 
     monkeypatch.setattr(module, "_compiled", slow)
     monkeypatch.setattr(module, "COMPILE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_THREADS", 2)
     slow_one = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow1", "p")))
     await asyncio.sleep(0.05)
     assert isinstance(await constraints.compile(ConstraintSpec("regex", "quick", "p")), Constraint)
