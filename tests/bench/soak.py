@@ -211,7 +211,9 @@ def soak(arguments: argparse.Namespace, log: Path) -> dict[str, Any]:
         "write_delay_p50": quantile(metrics, "qwen3_write_delay_seconds", 0.5),
         "write_delay_p99": quantile(metrics, "qwen3_write_delay_seconds", 0.99),
         "exit_code": code,
-        "server_log": [line for line in log.read_text().splitlines() if line][:10],
+        "server_log": [line for line in log.read_text().splitlines() if line.startswith("{")][
+            :10
+        ],  # others are a profiler's,
     }
 
 
