@@ -98,6 +98,9 @@ def test_serves_the_official_client(serve: Serve, tiny_model_dir: Path) -> None:
     assert plain.usage.completion_tokens >= 1
     assert "qwen3_" in httpx.get(f"{server.url}/metrics").text
     assert "/v1/chat/completions" in httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    for constraint in ({"guided_choice": ["yes", "no"]}, {"guided_grammar": 'root ::= "yes" | "no"'}):
+        body = {"prompt": "Well?", "max_tokens": 8, **constraint}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["text"] in ("yes", "no")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
