@@ -147,6 +147,8 @@ class Runtime:
     ) -> Generation:
         """Several prompts as one stream; choice p * n + i is sample i of prompt p. All are admitted, or none."""
         params = with_defaults(params, self.model.defaults)
+        if params.max_tokens == 0:
+            params = replace(params, constraint=None)  # nothing is sampled, so no mask is ever due
         tokenizer = self.model.tokenizer
         check_params(params, self.model.info.n_token_ids)
         params = replace(params, cache_salt=salted(params.cache_salt))  # here, for continuations have another context

@@ -188,6 +188,8 @@ def test_completions_take_constraints_too(real_server: RealServer) -> None:
     body = {"prompt": "one", "response_format": form, "max_tokens": 40}
     found = choices(httpx.post(f"{real_server.url}/v1/completions", json=body, timeout=60))
     assert json.loads(found[0]["text"]) in ("a", 1)
+    body = {"prompt": "one", "guided_regex": "a", "max_tokens": 0, "echo": True, "logprobs": 1}
+    assert choices(httpx.post(f"{real_server.url}/v1/completions", json=body, timeout=60))[0]["text"] == "one"
 
 
 def control(server: RealServer, text: str) -> int:
