@@ -5,8 +5,8 @@
 // - A step computes at most token_budget tokens. Running decodes come first (one token each), then running prefills,
 //   then waiting sequences are admitted; each in order of priority, then arrival. What is left of a prompt waits for
 //   the next step, so a long prompt delays running decodes by one chunk at most.
-// - With prefill_spread n, a step that decodes takes about an n-th of the prompt tokens that could run: few prompts slow
-//   the streams little, and many are not left to wait.
+// - With prefill_spread n, a step that decodes takes about an n-th of the prompt tokens that could run: few prompts
+//   slow the streams little, and many are not left to wait.
 // - At most min(max_slots, token_budget) sequences run, so every running decode is in every step.
 // - A sequence is admitted when its prompt's blocks are there (full blocks found in the prefix cache are shared); its
 //   output takes blocks one by one. If none is left, the running sequence that would run last loses its blocks and
