@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +27,13 @@ class RealServer:
     @property
     def log(self) -> str:
         return self.log_path.read_text(encoding="utf-8")
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON reply to a request that must be answered with 200."""
+        reply = httpx.post(f"{self.url}{path}", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        result: dict[str, Any] = reply.json()
+        return result
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
         """Sends the signal and waits for the exit code."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from served import RealServer
 
@@ -17,21 +15,14 @@ def tokenizer(tiny_model_dir: Path) -> Tokenizer:
     return Tokenizer.from_dir(tiny_model_dir)
 
 
-def post(server: RealServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    reply = httpx.post(f"{server.url}{path}", json=body, timeout=60)
-    assert reply.status_code == 200, reply.text
-    result: dict[str, Any] = reply.json()
-    return result
-
-
 def test_b64_scores_of_a_text_are_those_of_its_generation(real_server: RealServer, tokenizer: Tokenizer) -> None:
     """As lm-evaluation-harness asks: a batch of id lists with echo, one token more, logprobs 1, temperature 0."""
     texts = ["The sky is blue because", "Two and two", "👩‍👩‍👧‍👦 世界"]
     prompts = [tokenizer.encode_raw(text) for text in texts]
     asked = {"logprobs": 1, "temperature": 0, "seed": 1234, "ignore_eos": True, "return_token_ids": True}
-    grown = post(real_server, "/v1/completions", {"prompt": prompts, "max_tokens": 12, **asked})["choices"]
+    grown = real_server.post("/v1/completions", {"prompt": prompts, "max_tokens": 12, **asked})["choices"]
     whole = [prompt + choice["token_ids"] for prompt, choice in zip(prompts, grown, strict=True)]
-    scored = post(real_server, "/v1/completions", {"prompt": whole, "max_tokens": 1, "echo": True, **asked})["choices"]
+    scored = real_server.post("/v1/completions", {"prompt": whole, "max_tokens": 1, "echo": True, **asked})["choices"]
     assert [choice["index"] for choice in scored] == [0, 1, 2]
     for prompt, ids, first, second in zip(prompts, whole, grown, scored, strict=True):
         told, logprobs = first["logprobs"], second["logprobs"]
@@ -52,8 +43,8 @@ def test_b64_scores_of_a_text_are_those_of_its_generation(real_server: RealServe
 def test_b64_text_and_ids_are_the_same_prompt(real_server: RealServer, tokenizer: Tokenizer) -> None:
     text = "Your answer: Yes"
     asked = {"echo": True, "max_tokens": 0, "logprobs": 1}
-    by_text = post(real_server, "/v1/completions", {"prompt": text, **asked})
-    by_ids = post(real_server, "/v1/completions", {"prompt": [tokenizer.encode_raw(text)], **asked})
+    by_text = real_server.post("/v1/completions", {"prompt": text, **asked})
+    by_ids = real_server.post("/v1/completions", {"prompt": [tokenizer.encode_raw(text)], **asked})
     assert by_text["choices"] == by_ids["choices"]
     assert by_text["choices"][0]["text"] == text and by_text["usage"]["completion_tokens"] == 0
 
@@ -63,17 +54,17 @@ def test_logit_bias_forces_and_forbids(real_server: RealServer, tokenizer: Token
     token = tokenizer.encode_raw("x")[0]
     body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "max_tokens": 6, "temperature": 0}
     body |= {"return_token_ids": True, "ignore_eos": True}
-    forced = post(real_server, path, {**body, "logit_bias": {str(token): 100}})["choices"][0]["token_ids"]
+    forced = real_server.post(path, {**body, "logit_bias": {str(token): 100}})["choices"][0]["token_ids"]
     assert forced == [token] * 6
-    free = post(real_server, path, body)["choices"][0]["token_ids"]
-    without = post(real_server, path, {**body, "logit_bias": {str(token): -100 for token in free}})
+    free = real_server.post(path, body)["choices"][0]["token_ids"]
+    without = real_server.post(path, {**body, "logit_bias": {str(token): -100 for token in free}})
     assert not set(free).intersection(without["choices"][0]["token_ids"])
-    assert post(real_server, path, {**body, "logit_bias": {}})["choices"][0]["token_ids"] == free
+    assert real_server.post(path, {**body, "logit_bias": {}})["choices"][0]["token_ids"] == free
 
 
 def test_timings_are_true(real_server: RealServer) -> None:
     body = {"prompt": "A long way. " * 40, "max_tokens": 40, "ignore_eos": True}
-    cold, warm = (post(real_server, "/v1/completions", body) for _ in range(2))
+    cold, warm = (real_server.post("/v1/completions", body) for _ in range(2))
     for reply in (cold, warm):
         timings, usage = reply["timings"], reply["usage"]
         assert timings["prompt_n"] + timings["cache_n"] == usage["prompt_tokens"]

@@ -39,13 +39,6 @@ def thinking_server(start_server: StartServer, thinking_model: Path) -> RealServ
     return start_server(thinking_model, "--max-ctx", "2048")
 
 
-def post(server: RealServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    reply = httpx.post(f"{server.url}{path}", json=body, timeout=60)
-    assert reply.status_code == 200, reply.text
-    result: dict[str, Any] = reply.json()
-    return result
-
-
 def counter(server: RealServer, name: str) -> float:
     text = httpx.get(f"{server.url}/metrics", timeout=10).text
     found = re.search(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.M)
@@ -71,7 +64,7 @@ def test_b37_the_answer_is_that_of_the_prompt_that_says_the_same(
         "return_token_ids": True,
     }
     hits = counter(thinking_server, "vllm:prefix_cache_hits_total")
-    reply = post(thinking_server, "/v1/chat/completions", body)
+    reply = thinking_server.post("/v1/chat/completions", body)
     assert counter(thinking_server, "vllm:prefix_cache_hits_total") - hits >= 2 * (BUDGET // 32) * 32
     closing = tokenizer.encode_raw(CLOSING_TEXT)
     for index, choice in enumerate(reply["choices"]):
@@ -87,11 +80,11 @@ def test_b37_the_answer_is_that_of_the_prompt_that_says_the_same(
             "max_tokens": 140 - cut - len(closing),
             **{name: body[name] for name in ("temperature", "ignore_eos", "logit_bias", "return_token_ids")},
         }
-        alone = post(thinking_server, "/v1/completions", same)["choices"][0]
+        alone = thinking_server.post("/v1/completions", same)["choices"][0]
         assert alone["token_ids"] == ids[cut + len(closing) :]
     usage = reply["usage"]
     assert usage["completion_tokens"] == 280
-    again = post(thinking_server, "/v1/chat/completions", body)
+    again = thinking_server.post("/v1/chat/completions", body)
     assert [choice["token_ids"] for choice in again["choices"]] == [c["token_ids"] for c in reply["choices"]]
     assert again["choices"][0]["message"] == reply["choices"][0]["message"]
 

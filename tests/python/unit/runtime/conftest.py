@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from serving import TextParts, load_text
+from fake_engine import FakeEngine
+from serving import TextParts, load_text, make_model
+
+from qwen3app.runtime import Runtime
+from qwen3app.text.generation_config import SamplingDefaults
 
 
 @pytest.fixture(scope="session")
 def text_parts(tiny_model_dir: Path) -> TextParts:
     return load_text(tiny_model_dir)
+
+
+@pytest.fixture
+async def start(text_parts: TextParts) -> AsyncIterator[Callable[..., Awaitable[Runtime]]]:
+    """Starts runtimes over scripted engines; they are stopped behind the test."""
+    runtimes: list[Runtime] = []
+
+    async def make(engine: FakeEngine, defaults: SamplingDefaults | None = None, **options: object) -> Runtime:
+        runtime = Runtime(make_model(text_parts, engine, defaults), **options)  # type: ignore[arg-type]
+        await runtime.start()
+        runtimes.append(runtime)
+        return runtime
+
+    yield make
+    for runtime in runtimes:
+        await runtime.stop()

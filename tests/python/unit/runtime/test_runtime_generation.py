@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from fake_engine import FakeEngine, Reply, make_info
-from serving import TextParts, content_of, make_model, read
+from serving import TextParts, content_of, read
 
 from qwen3app.abi import EngineRequest, FinishCode
 from qwen3app.errors import ContextLengthError, EngineError, GenerationError, RequestError, Status
@@ -16,21 +16,6 @@ from qwen3app.runtime import GenerationParams, Runtime
 from qwen3app.text.generation_config import SamplingDefaults
 
 Start = Callable[..., Awaitable[Runtime]]
-
-
-@pytest.fixture
-async def start(text_parts: TextParts) -> AsyncIterator[Start]:
-    runtimes: list[Runtime] = []
-
-    async def make(engine: FakeEngine, defaults: SamplingDefaults | None = None, **options: object) -> Runtime:
-        runtime = Runtime(make_model(text_parts, engine, defaults), **options)  # type: ignore[arg-type]
-        await runtime.start()
-        runtimes.append(runtime)
-        return runtime
-
-    yield make
-    for runtime in runtimes:
-        await runtime.stop()
 
 
 def says(parts: TextParts, text: str, end: bool = True) -> Reply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from fake_engine import FakeEngine, make_info
@@ -18,21 +18,6 @@ from qwen3app.runtime.thought_budget import CLOSING_TEXT, ThoughtBudget
 
 Start = Callable[..., Awaitable[Runtime]]
 SENTENCE = CLOSING_TEXT.partition("\n</think>")[0]
-
-
-@pytest.fixture
-async def start(text_parts: TextParts) -> AsyncIterator[Start]:
-    runtimes: list[Runtime] = []
-
-    async def make(engine: FakeEngine) -> Runtime:
-        runtime = Runtime(make_model(text_parts, engine))
-        await runtime.start()
-        runtimes.append(runtime)
-        return runtime
-
-    yield make
-    for runtime in runtimes:
-        await runtime.stop()
 
 
 def closing_of(parts: TextParts) -> list[int]:
