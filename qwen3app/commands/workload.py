@@ -50,15 +50,20 @@ def time_decode(engine: Engine, prompts: list[list[int]], n_steps: int) -> Decod
     info = engine.info()
     room = min(info.max_context, info.n_blocks * info.block_size) - max(map(len, prompts))
     times = _run(engine, prompts, max_tokens=room, enough=n_steps + 1)
-    last = max(times.tokens, key=lambda tokens: tokens[0])
+    return decode_time(list(map(len, prompts)), times.tokens, n_steps)
+
+
+def decode_time(prompt_lengths: list[int], times: list[list[int]], n_steps: int) -> DecodeTime:
+    """times: per prompt, when each of its tokens came, in nanoseconds; the last to begin has n_steps + 1 at least."""
+    last = max(times, key=lambda tokens: tokens[0])
     begin, end = last[0], last[n_steps]
-    if min(tokens[-1] for tokens in times.tokens) <= last[n_steps - 1]:  # not in the last step
+    if min(tokens[-1] for tokens in times) <= last[n_steps - 1]:  # not in the last step
         raise EngineError(
             Status.CONTEXT_OVERFLOW,
             "The first sequences filled the context before the last one had written its tokens; give more (--max-ctx).",
         )
-    had = sum(sum(1 for time in tokens if time <= begin) for tokens in times.tokens) / len(prompts)
-    context = sum(map(len, prompts)) / len(prompts)
+    had = sum(sum(1 for time in tokens if time <= begin) for tokens in times) / len(times)
+    context = sum(prompt_lengths) / len(prompt_lengths)
     return DecodeTime((end - begin) * 1e-9 / n_steps, context + had + (n_steps - 1) / 2)
 
 
