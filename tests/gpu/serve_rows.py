@@ -26,6 +26,7 @@ PACKAGES = (
     "cffi",
     "tokenizers",
     "litestar",
+    "llguidance",
     "msgspec",
     "uvicorn",
     "uvloop",

@@ -1,6 +1,7 @@
 """Speed through the C ABI against the project's bars and vLLM: start, decode, prefill, offline throughput.
 
-    python tests/gpu/speed.py MODEL_DIR [--quick] [--repeat N] [--only decode] [--json FILE]
+    python tests/gpu/speed.py MODEL_DIR [--quick] [--only decode --only "16 x 2048"] [--kernels auto] [--repeat N]
+        [--json FILE]
 
 The rows, their bars and the peers' numbers (peers.json) are data; `ratio` is above 1 where we are better than the bar.
 Bars are known for the 8B and 0.6B shapes on an H200. Prefix cache off, greedy, ignore_eos, random prompts.
@@ -111,17 +112,26 @@ def play(engine: Engine, row: Row, vocab: int) -> float:
     return n_tokens / (last - started)
 
 
-def first_token(model: str, device: str) -> int:
+def first_token(model: str, options: EngineOptions) -> int:
     """What the start row's process does."""
-    with Engine.open(model, replace(OPTIONS, device=device)) as engine:
+    with Engine.open(model, options) as engine:
         play(engine, Row("throughput", 1, 128, 1), engine.info().vocab)
         print("first token", flush=True)
     return 0
 
 
-def start(model: str, device: str) -> float:
+def start(model: str, options: EngineOptions) -> float:
     """From the start of a process to its first token."""
-    command = [sys.executable, __file__, model, "--device", device, "--first-token"]
+    command = [
+        sys.executable,
+        __file__,
+        model,
+        "--device",
+        options.device,
+        "--kernels",
+        options.kernels,
+        "--first-token",
+    ]
     started = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -160,16 +170,21 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--quick", action="store_true", help="a few rows")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="rows whose name contains this (may be repeated)"
+    )
+    parser.add_argument("--kernels", default="auto")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each row; the best counts")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--first-token", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    options = replace(OPTIONS, device=arguments.device, kernels=arguments.kernels)
     if arguments.first_token:
-        return first_token(arguments.model, arguments.device)
-    rows = [row for row in ROWS if (row.quick or not arguments.quick) and arguments.only in row.name]
-    starts = [start(arguments.model, arguments.device) for row in rows if row.kind == "start"]
-    engine = Engine.open(arguments.model, replace(OPTIONS, device=arguments.device))
+        return first_token(arguments.model, options)
+    wanted = arguments.only or [""]
+    rows = [row for row in ROWS if (row.quick or not arguments.quick) and any(text in row.name for text in wanted)]
+    starts = [start(arguments.model, options) for row in rows if row.kind == "start"]
+    engine = Engine.open(arguments.model, options)
     info = engine.info()
     shape = SHAPES.get((info.hidden, info.n_layers), "")
     print(
