@@ -4,6 +4,7 @@ Owns: writing, the watch for clients that leave, the signs of life. Refuses to k
 `Encoder`, one per API face.
 
 Everything that waits goes out in one write: the cost of a stream is its number of writes.
+An event is one line for every reader: httpx, and with it many clients, ends lines where Python's str.splitlines does.
 A client that leaves cancels the generation, which ends the stream by itself; nothing is torn down from outside.
 """
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 PING_SECONDS = 15.0
+# Ends of lines to str.splitlines that JSON leaves as they are (UTF-8), and their escapes.
+_LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -54,6 +57,14 @@ class JsonReply(Reply):
         ]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": self._body, "more_body": False})
+
+
+def in_lines(events: bytes) -> bytes:
+    """Events whose JSON holds no end of a line in any sense of the word."""
+    if not events.isascii():
+        for end, escape in _LINE_ENDS:
+            events = events.replace(end, escape)
+    return events
 
 
 class Encoder(Protocol):
@@ -114,15 +125,15 @@ class EventStream(Reply):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             self.last_sent = clock()
             async for deltas in generation:
-                body = encode(deltas) if deltas else PING
+                body = in_lines(encode(deltas)) if deltas else PING
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self.last_sent = clock()
                     if deltas:
                         generation.note_written()
-            tail = self._encoder.end() + DONE
+            tail = in_lines(self._encoder.end()) + DONE
         except AppError as error:  # the answer has begun: the error becomes an event
-            tail = b"data: " + (describe(error) or internal_error()).body + b"\n\n"
+            tail = b"data: " + in_lines((describe(error) or internal_error()).body) + b"\n\n"
         finally:
             generation.cancel()
             self._heartbeat.remove(self)

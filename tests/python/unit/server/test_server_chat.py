@@ -97,6 +97,26 @@ async def test_everything_that_waits_is_one_write(text_parts: TextParts) -> None
     assert len(events_of(response.text)) == 1
 
 
+async def test_an_event_is_one_line_to_every_reader(text_parts: TextParts) -> None:
+    """httpx, as many clients use it, ends lines where str.splitlines does; in JSON these characters need no escape."""
+    text = "a\u2028b\u2029c\x85d\x0b\x0c\x1c\x1d\x1e\re 世\u2027 \xc2 👩"
+    engine = FakeEngine(lambda request, sample: text_parts.tokenizer.encode_raw(text))
+    async with serving(make_model(text_parts, engine)) as server:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}),
+            ("/v1/completions", {"prompt": text, "echo": True, "logprobs": 1}),
+        ):
+            plain = (await server.post(path, {**body, "max_tokens": 100})).json()["choices"][0]
+            said = ""
+            async with server.client.stream("POST", path, json={**body, "max_tokens": 100, "stream": True}) as reply:
+                async for line in reply.aiter_lines():
+                    assert line == "" or line.startswith("data: ")
+                    if line.startswith("data: {"):
+                        choice = json.loads(line.removeprefix("data: "))["choices"][0]
+                        said += choice.get("text", choice.get("delta", {}).get("content", ""))
+            assert said == plain.get("text", plain.get("message", {}).get("content")) and said.endswith(text)
+
+
 async def test_b60_logprobs_have_true_bytes(text_parts: TextParts) -> None:
     text = "ok 👩‍👩‍👧‍👦 世"
     engine = FakeEngine(says(text_parts, text))
