@@ -176,7 +176,8 @@ class Runtime:
                 calls=params.calls,
             )
 
-        eos = frozenset() if params.ignore_eos else self._eos_ids
+        # Where a constraint lets an answer end, it ends: EOS is no text of it, whatever ignore_eos says.
+        eos = frozenset() if params.ignore_eos and params.constraint is None else self._eos_ids
         generation = Generation(
             prompts,
             params,

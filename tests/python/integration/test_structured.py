@@ -271,6 +271,18 @@ def test_an_answer_that_can_only_end_ends(real_server: RealServer, fields: dict[
         assert re.fullmatch(pattern, choice["message"]["content"])
 
 
+def test_an_end_is_no_text_of_a_constrained_answer(real_server: RealServer) -> None:
+    """Where EOS is to be passed over and shown, too: what the model ends with would not be what was asked for."""
+    ends = {str(control(real_server, "<|im_end|>")): 5}
+    shown = {"ignore_eos": True, "skip_special_tokens": False, "logit_bias": ends, "n": 8, "max_tokens": 60}
+    found = choices(chat(real_server, guided_regex="[ab]{2,40}", seed=1, **shown))
+    assert all(re.fullmatch("[ab]{2,40}", choice["message"]["content"]) for choice in found)
+    assert {choice["finish_reason"] for choice in found} == {"stop"}
+    assert any(len(choice["message"]["content"]) < 40 for choice in found)  # some ended before they had to
+    content, _, finish = streamed(real_server, guided_regex="[ab]{2,40}", seed=1, **{**shown, "n": 1})
+    assert (content, finish) == (found[0]["message"]["content"], "stop")
+
+
 def test_b83_preempted_samples_stay_valid(start_server: Any, tiny_model_dir: Any) -> None:
     """A pool for a few samples only: most are preempted and computed again."""
     server = start_server(tiny_model_dir, "--max-ctx", "512", "--kv-gb", "0.003", "--slots", "16")
