@@ -8,7 +8,9 @@ The rules:
   call: then the model has forgotten to close the thought. Until one of these comes, the call is held back.
 - White space around calls is layout. Before the first word and behind the last call it is dropped; between words that
   a call divides stays what stood before the call (or, with none there, behind it).
-- Stop strings apply to content only and do not reach across a call.
+- Stop strings apply to content only and do not reach across a call. A call that the end of the text leaves unfinished
+  is content to the letter: what it would have been is no matter of stop strings, and a limit that cut it is the reason
+  why the answer ends.
 - ONE: the first call ends the answer (parallel_tool_calls false). NONE: nothing is a call (tool_choice "none"); the
   tags of what would be one are dropped, its text is content.
 Invariants: reasoning, content and calls do not depend on how the text is cut into pushes; linear.
@@ -55,7 +57,8 @@ class CallStream:
 
     def close_thought(self) -> str:
         """The thought is over: what was held back is text of it."""
-        shown = self._think(self._scanner.finish()) + "".join(self._held)
+        items, unfinished = self._scanner.finish()
+        shown = self._think([*items, unfinished]) + "".join(self._held)
         self._held.clear()
         self._drafts.clear()
         return shown
@@ -69,12 +72,15 @@ class CallStream:
         ended: by the model itself, not by a limit."""
         if self.stopped:
             return "", "", []
+        items, unfinished = self._scanner.finish()
         if not thinking:
-            content, calls = self._answer(self._scanner.finish())
-            if self._stop is not None and not self.stopped:
-                content += self._words(self._stop.finish())
+            content, calls = self._answer(items)
+            if not self.stopped:
+                if self._stop is not None:
+                    content += self._words(self._stop.finish())
+                content += self._words(unfinished)
             return "", content + self._end(), calls
-        reasoning = self._think(self._scanner.finish())
+        reasoning = self._think([*items, unfinished])
         if not (ended and self._drafts and self._policy != CallPolicy.NONE):
             return reasoning + self.close_thought(), "", []
         self.stopped = True

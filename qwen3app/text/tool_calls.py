@@ -6,12 +6,13 @@ The rules:
 - Behind `<tool_call>` and white space stands `{`; else the tag is a word of the text.
 - The object is followed with its strings, so tags inside a string are text of the string. It ends with its last brace;
   then `</tool_call>` ends the call. The next `<tool_call>` or the end of the text does too: the tag was forgotten.
-- A call has a name and arguments that are an object (or a string that holds one, or null or nothing: {}), no more.
+- A call has a name and arguments that are an object (or a string that holds one; null, "" or nothing are {}), no more.
   The arguments keep the model's spelling, so that they render to the same ids when they come back in the history.
   Raw control characters inside strings are escaped, escapes of half a character become U+FFFD; any other fault makes
   the call malformed.
 - A malformed or unfinished call is text, up to and including the first `</tool_call>` behind its opening tag. What
-  stands in between is not searched for calls: broken quoting must not turn quoted text into a call.
+  stands in between is not searched for calls: broken quoting must not turn quoted text into a call. A call without any
+  closing tag when the text ends is told apart, as nobody knows what it would have become.
 Invariants: text and calls' `raw` together are the input, to the letter; they do not depend on how it is cut.
 Linear: a broken call is read again from its first closing tag on, but of two readings that begin at different tags,
 one is outside a string at the next tag and fails there. So no text is read more than three times.
@@ -91,13 +92,13 @@ def _parsed(text: str, raw: str) -> ToolCall | None:
     try:
         call = _decode_call(text)
         arguments = bytes(call.arguments).decode()
-        if arguments.startswith('"'):
+        if arguments in ("null", '""'):
+            arguments = "{}"
+        elif arguments.startswith('"'):
             arguments = _decode_string(arguments)
             _check_object(arguments)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
-    if arguments == "null":
-        arguments = "{}"
     return ToolCall(call.name, arguments, raw) if call.name and arguments.lstrip()[:1] == "{" else None
 
 
@@ -178,23 +179,22 @@ class CallScanner:
             self._parts.append(text[start:])
         return items
 
-    def finish(self) -> list[Item]:
-        """What was held back, at the end of the text."""
+    def finish(self) -> tuple[list[Item], str]:
+        """What was held back, at the end of the text: (items, the text of an unfinished call behind them)."""
         items: list[Item] = []
         while self._parts:
             raw, state = self._take(""), self._state
+            self._state, self._tag, self._escape = _TEXT, "", False
             call = parse_call(raw) if state == _TAIL else None
             if call is not None:
-                items.append(call)
-                self._state = _TEXT
-                return items
-            if state == _HEAD:
-                self._state = _TEXT
-                return [*items, raw]
-            self._state = _BROKEN
-            items += self.push(raw)
+                return [*items, call], ""
+            end = raw.find(CALL_CLOSE) + len(CALL_CLOSE)
+            if end < len(CALL_CLOSE):
+                return items, raw
+            items.append(raw[:end])
+            items += self.push(raw[end:])
         held, self._held, self._state = self._held, "", _TEXT
-        return [*items, held] if held else items
+        return ([*items, held] if held else items), ""
 
     def _take(self, text: str) -> str:
         """The open call's text; it ends with `text`. With parts from earlier pushes, `text` begins with the push."""

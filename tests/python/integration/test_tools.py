@@ -74,6 +74,17 @@ def test_b06_b18_required_and_named_calls_are_enforced(real_server: RealServer) 
     assert names == {"add", "ls"} and max(numbers) > 1
 
 
+def test_b12_a_limit_in_an_enforced_call_is_a_length_whatever_stops_are_given(real_server: RealServer) -> None:
+    fields = {"tools": TOOLS, "tool_choice": NAMED, "seed": 1}
+    for limit in (1, 2, 5, 9):
+        whole = chat(real_server, **fields, max_tokens=limit).json()["choices"][0]
+        stopped = chat(real_server, **fields, max_tokens=limit, stop=['"', "\n", "a", "<"]).json()["choices"][0]
+        for choice in (whole, stopped):
+            assert choice["finish_reason"] == "length" and choice["stop_reason"] is None
+            assert choice["message"]["content"].startswith("<tool_call>") and "tool_calls" not in choice["message"]
+        assert whole["message"] == stopped["message"]
+
+
 def test_a_thought_comes_before_an_enforced_call(real_server: RealServer) -> None:
     reply = chat(real_server, tools=TOOLS, tool_choice=NAMED, enable_thinking=True, thinking_budget=9, n=3, seed=2)
     for choice in reply.json()["choices"]:

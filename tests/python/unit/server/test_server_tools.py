@@ -161,6 +161,9 @@ async def test_b12_a_call_that_is_cut_off_is_text_and_may_come_back(text_parts: 
     async with serving(make_model(text_parts, engine)) as server:
         for limit in range(1, n_tokens):
             (answer,) = await both(server, {**TOOLS, "max_tokens": limit})
+            stops = {"stop": ['"', "\n", "{", "add"]}  # a call's text is no matter of stop strings, cut off or not
+            (same,) = await both(server, {**TOOLS, "max_tokens": limit, **stops})
+            assert (same["content"], same["finish_reason"]) == (answer["content"], answer["finish_reason"])
             if answer["calls"]:  # whole but for its closing tag
                 assert answer["finish_reason"] == "tool_calls" and limit > n_tokens - 5
                 continue

@@ -37,14 +37,20 @@ def joined(items: Iterable[Item]) -> list[Item]:
     return result
 
 
+def at_end(scanner: CallScanner) -> list[Item]:
+    items, unfinished = scanner.finish()
+    assert not unfinished or unfinished.startswith("<tool_call>")
+    return [*items, unfinished] if unfinished else items
+
+
 def scan(text: str, size: int | None = None) -> list[Item]:
     """The items of a text that is pushed in pieces of `size`. Checks that nothing is lost."""
     scanner, items = CallScanner(), []
     for i in range(0, len(text), size or len(text) or 1):
         items += scanner.push(text[i : i + (size or len(text))])
-    items += scanner.finish()
+    items += at_end(scanner)
     assert "".join(item if isinstance(item, str) else item.raw for item in items) == text
-    assert scanner.finish() == []
+    assert scanner.finish() == ([], "")
     return joined(items)
 
 
@@ -84,6 +90,7 @@ def call(body: str, close: str = "</tool_call>") -> str:
         # no arguments
         ('{"name":"f"}', "{}"),
         ('{"name":"f","arguments":null}', "{}"),
+        ('{"name":"f","arguments":""}', "{}"),
         # arguments in a string
         ('{"name":"f","arguments":"{\\"a\\": 1}"}', '{"a": 1}'),
         # B11: raw control characters
@@ -203,7 +210,7 @@ def test_cuts_do_not_matter_and_nothing_is_lost(text: str, cuts: list[int]) -> N
     bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     for begin, end in itertools.pairwise(bounds):
         items += scanner.push(text[begin:end])
-    assert joined(items + scanner.finish()) == scan(text)
+    assert joined(items + at_end(scanner)) == scan(text)
 
 
 _json = st.recursive(
@@ -329,6 +336,26 @@ def test_b54_stop_strings_see_content_only() -> None:
     assert answer("<tool_call>{STOP} x", stops=["STOP"]) == ("", "<tool_call>{", [])
     assert answer("x ST", stops=["STOP"]) == ("", "x ST", [])
     assert answer(f"a STOP {LS}", stops=["STOP"], include_stop=True) == ("", "a STOP", [])
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_b12_stop_strings_leave_an_unfinished_call_alone(ended: bool) -> None:
+    for text in (
+        '<tool_call>\n{"name": "f", "arguments": {"a": "STOP',
+        '<tool_call>\n{"name": "f", "arguments": {"STOP": ',
+        '<tool_call>\n{"name": "STOP"',
+        '<tool_call>\n{"name": "f", "arguments": {}}',
+        "<tool_call>\n",
+        "hm <tool_call>\n \n",
+    ):
+        options: dict[str, Any] = {"stops": ["STOP", "\n", '"'], "ended": ended}
+        found = answer(text, **options)
+        assert found == (("", "", [("f", "{}")]) if text.endswith("}}") else ("", text, []))
+        assert run(official_tokenizer(), [official_tokenizer().encode_raw(text)], ended, stops=["STOP"])[3] is False
+    # before it and behind its closing tag they hold
+    assert answer('a STOP b <tool_call>{"a', stops=["STOP"], ended=ended) == ("", "a ", [])
+    broken = '<tool_call>{"a": "}</tool_call> a '
+    assert answer(broken + "STOP b", stops=["STOP"], ended=ended) == ("", broken, [])
 
 
 @pytest.mark.parametrize("special", [None, True, False])
