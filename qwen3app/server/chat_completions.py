@@ -185,16 +185,29 @@ class ChatChunks:
         if len(calls) > 1:  # openai's stream() helper loses the end of all but one call of a chunk
             first = self._encode_any(delta._replace(calls=calls[:1]), None)
             return first + self._encode_any(delta._replace(calls=calls[1:], tokens=None), finish_reason)
-        fields = []
+        if calls:
+            head, arguments = self._call_deltas(choice, calls[0])
+            return self._event(delta, head, None) + self._event(delta._replace(tokens=None), arguments, finish_reason)
+        if reasoning:
+            return self._event(delta, self._reasoning % ((to_json(reasoning),) * self._n_reasoning), finish_reason)
+        field = b'"content":%s' % to_json(content) if content or self._begun[choice] else b""
+        return self._event(delta, field, finish_reason)
+
+    def _call_deltas(self, choice: int, call: ToolCall) -> tuple[bytes, bytes]:
+        """A call in two deltas, as OpenAI writes them: what it is, then its arguments. Some clients drop arguments that
+        come with the name. Both come at the call's end: before that nobody can tell that it is one."""
+        index = self._n_calls[choice]
+        self._n_calls[choice] += 1
+        head = {"index": index, **call_object(call), "function": {"name": call.name, "arguments": ""}}
+        arguments = {"index": index, "function": {"arguments": call.arguments}}
+        return b'"tool_calls":%s' % to_json([head]), b'"tool_calls":%s' % to_json([arguments])
+
+    def _event(self, delta: ChoiceDelta, field: bytes, finish_reason: str | None) -> bytes:
+        """One event: a field of the delta (or none, b""), and what stands beside the delta."""
+        choice, fields = delta.choice, [field] if field else []
         if not self._begun[choice]:
             self._begun[choice] = True
-            fields.append(b'"role":"assistant"')
-        if reasoning:
-            fields.append(self._reasoning % ((to_json(reasoning),) * self._n_reasoning))
-        if calls:
-            fields.append(b'"tool_calls":%s' % to_json([self._indexed(choice, calls[0])]))
-        elif content or not fields:
-            fields.append(b'"content":%s' % to_json(content))
+            fields.insert(0, b'"role":"assistant"')
         tail = [b'},"logprobs":']
         if self._logprobs and delta.tokens:
             tokens = [info._replace(top=info.top[: self._n_top]) for info in delta.tokens]
@@ -211,12 +224,6 @@ class ChatChunks:
             n_tokens = self._generation.tokens_by_choice[choice]
             tail.append(b',"usage":%s' % to_json(continuous_usage(self._generation, n_tokens)))
         return self._prefixes[choice] + b",".join(fields) + b"".join(tail) + b"}\n\n"
-
-    def _indexed(self, choice: int, call: ToolCall) -> dict[str, Any]:
-        """Calls come whole, so a call's first delta is its last: before its end nobody can tell that it is one."""
-        index = self._n_calls[choice]
-        self._n_calls[choice] += 1
-        return {"index": index, **call_object(call)}
 
     def end(self) -> bytes:
         if not self._usage:

@@ -56,7 +56,11 @@ def functions(server: RealServer, **fields: Any) -> list[dict[str, str]]:
         if line.startswith("data: {"):
             for delta in json.loads(line.removeprefix("data: "))["choices"]:
                 assert not delta["delta"].get("content")
-                streamed += [call["function"] for call in delta["delta"].get("tool_calls", ())]
+                for part in delta["delta"].get("tool_calls", ()):
+                    if part["index"] == len(streamed):
+                        streamed.append(part["function"])
+                    else:
+                        streamed[part["index"]]["arguments"] += part["function"]["arguments"]
     assert streamed == calls
     return calls
 

@@ -103,4 +103,4 @@ async def test_tool_calls_are_what_it_says(text_parts: TextParts) -> None:
     assert isinstance(reply.choices[0].message.tool_calls, list) and len(reply.choices[0].message.tool_calls) == 2
     chunks = msgspec.convert(stream, list[reply_types.ChatCompletionChunk])
     calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-    assert [call.index for call in calls] == [0, 1]
+    assert [call.index for call in calls] == [0, 0, 1, 1]

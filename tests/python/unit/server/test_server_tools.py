@@ -71,9 +71,8 @@ def gather(body: str) -> list[dict[str, Any]]:
             for call in delta.get("tool_calls", ()):
                 if call["index"] == len(mine["calls"]):
                     assert call["id"].startswith("call_") and call["type"] == "function" and call["function"]["name"]
-                    mine["calls"].append(
-                        {"id": call["id"], "name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-                    )
+                    assert call["function"]["arguments"] == ""  # as OpenAI begins a call
+                    mine["calls"].append({"id": call["id"], "name": call["function"]["name"], "arguments": ""})
                 else:
                     assert set(call) == {"index", "function"} and set(call["function"]) == {"arguments"}
                     mine["calls"][call["index"]]["arguments"] += call["function"]["arguments"]
