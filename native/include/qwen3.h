@@ -225,7 +225,8 @@ typedef struct qwen3_stats {
   uint64_t generated_tokens;
   uint64_t computed_tokens;   /* rows that went through the model: prefill, decode and recomputation */
   uint64_t preemptions;
-  uint64_t prefix_queries, prefix_hits; /* in tokens, as vLLM counts them */
+  uint64_t prefix_queries, prefix_hits; /* tokens looked for in the prefix cache, and found; a sample that shares the
+                                           blocks of a running one of its request looks for nothing */
   uint64_t steps;
   uint64_t step_ns;           /* time spent in steps */
   uint64_t idle_checks;       /* integrity checks made when the engine fell idle */

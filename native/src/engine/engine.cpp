@@ -313,10 +313,8 @@ void Engine::note_admissions(const StepPlan& plan) {
   const int64_t time = now_ns();
   for (Sequence* sequence : plan.admitted) {
     Sample& sample = static_cast<Sample&>(*sequence);
-    if (prefix_cache_ && sample.reads_prefix_cache) {
-      counters_.prefix_queries += sample.tokens.size();
-      counters_.prefix_hits += static_cast<uint64_t>(sample.n_cached);
-    }
+    counters_.prefix_queries += static_cast<uint64_t>(sample.n_looked_up);
+    counters_.prefix_hits += static_cast<uint64_t>(sample.n_cached);
     if (sample.started_ns != 0) continue;  // it comes back after a preemption
     sample.started_ns = time;
     sample.n_cached_first = sample.n_cached;

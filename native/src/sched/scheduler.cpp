@@ -103,7 +103,7 @@ void Scheduler::admit_waiting() {
 bool Scheduler::admit(Sequence* sequence) {
   // A preempted victim must not come back in the very step that took its blocks, nor before its last token is known.
   if (!plan_.preempted.empty() || sequence->n_unknown > 0) return false;
-  sequence->n_cached = 0;
+  sequence->n_looked_up = sequence->n_cached = 0;
   take_shared_blocks(sequence);
   const int64_t needed =
       blocks_for(static_cast<int64_t>(sequence->tokens.size())) - static_cast<int64_t>(sequence->blocks.size());
@@ -125,6 +125,7 @@ void Scheduler::take_shared_blocks(Sequence* sequence) {
       sequence->blocks.push_back(sibling->blocks[static_cast<size_t>(i)]);
     for (const BlockId block : sequence->blocks) pool_.acquire(block);
   } else if (prefix_cache_ != nullptr && sequence->reads_prefix_cache) {
+    sequence->n_looked_up = static_cast<int64_t>(sequence->tokens.size());
     EntryId parent = kRoot;
     for (int64_t i = 0; i < limit; i++) {
       const std::span<const int32_t> tokens(sequence->tokens.data() + i * limits_.block_size,

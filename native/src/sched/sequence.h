@@ -41,7 +41,8 @@ struct Sequence {
   std::vector<BlockId> blocks;  // block j holds positions j * block_size ..
   int64_t n_published = 0;      // leading blocks whose content is in the prefix cache (or equal to one there)
   EntryId last_entry = kRoot;   // entry of block n_published - 1
-  int64_t n_cached = 0;         // tokens that the last admission found in the prefix cache
+  int64_t n_looked_up = 0;      // tokens that the last admission looked for in the prefix cache
+  int64_t n_cached = 0;         // of those: found
 
   // Tokens, unknown ones included.
   int64_t length() const { return static_cast<int64_t>(tokens.size()) + n_unknown; }

@@ -145,6 +145,21 @@ TEST("engine: a prompt counts once when its first sample is admitted, cancelled 
   h.check_idle();
 }
 
+TEST("engine: samples that share the blocks of a running one look for nothing in the prefix cache") {
+  Host h;
+  for (const uint64_t n_requests : {1u, 2u}) {
+    Ask ask(text(70), 2);
+    ask.n = 3;
+    h.submit(ask);
+    h.finish();
+    const qwen3_stats stats = h.engine->stats();
+    CHECK_EQ(stats.prefix_queries, 70 * n_requests);
+    CHECK_EQ(stats.prefix_hits, 64 * (n_requests - 1));
+    CHECK_EQ(stats.cached_tokens, 64 * (n_requests - 1));
+  }
+  h.check_idle();
+}
+
 TEST("engine: steps are counted by their size") {
   Host h;
   h.submit(Ask(text(20), 4));  // a step of 20 rows, then three of one
