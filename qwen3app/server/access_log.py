@@ -1,8 +1,8 @@
 """The outermost layer: request ids, one JSON line per request on stderr, and the HTTP figures for /metrics.
 
 Owns the `Record` that a handler may fill (scope["qwen3.record"]). Refuses to know what the routes do. It wraps Litestar
-and the gate, so replies that never reach a route are logged too. HEAD is answered here as GET; the protocol drops the
-body.
+and the gate, so replies that never reach a route are logged too; what the protocol refuses by itself it tells
+`note_refusal`. HEAD is answered here as GET; the protocol drops the body.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 import traceback
 import uuid
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +55,15 @@ class Log:
 
 
 class Record:
-    """What is known of one HTTP request; handlers set `generation`."""
+    """What is known of one HTTP request; made by the protocol, handlers set `generation`."""
 
-    __slots__ = ("client_gone", "generation", "request_id", "started", "status")
+    __slots__ = ("client_gone", "generation", "refused", "request_id", "started", "status")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.started = time.perf_counter()
         self.status = 0
+        self.refused: int | None = None  # the status that the protocol answered with, in the app's place
         self.generation: Generation | None = None
         self.client_gone = False
 
@@ -71,14 +73,14 @@ class HttpObservations:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, str]] = Counter()  # handler, method, status
-        self.durations: dict[str, Histogram] = {}
+        self.durations: dict[tuple[str, str], Histogram] = {}  # handler, method
         self.n_open = 0
 
     def observe(self, handler: str, method: str, status: int, seconds: float) -> None:
         self.requests[handler, method, str(status)] += 1
-        durations = self.durations.get(handler)
+        durations = self.durations.get((handler, method))
         if durations is None:
-            durations = self.durations[handler] = Histogram((0.005, 0.01, 0.05, 0.1, *REQUEST_BOUNDS))
+            durations = self.durations[handler, method] = Histogram((0.005, 0.01, 0.05, 0.1, *REQUEST_BOUNDS))
         durations.observe(seconds)
 
 
@@ -100,8 +102,7 @@ class AccessLog:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         method = str(scope["method"])
-        record = Record(_request_id(scope))
-        scope[RECORD_KEY] = record
+        record = record_of(scope)
         if method == "HEAD":
             scope = {**scope, "method": "GET"}
         stamp = (b"x-request-id", record.request_id.encode())
@@ -142,7 +143,7 @@ class AccessLog:
 
     def _finish(self, scope: Scope, method: str, record: Record) -> None:
         seconds = time.perf_counter() - record.started
-        status = 499 if record.client_gone else record.status
+        status = record.refused or (499 if record.client_gone else record.status)
         handler = str(scope.get("path_template") or _OTHER)
         self._observations.observe(handler, method, status, seconds)
         client = scope.get("client")
@@ -192,8 +193,17 @@ def _is_probe(scope: Scope) -> bool:
     return scope["path"] in ("/health", "/healthz", "/readyz", "/metrics")
 
 
-def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
+def note_refusal(log: Log, observations: HttpObservations, record: Record, client: str | None) -> None:
+    """One line, and one count, for a request that never became one: its method and route are not to be trusted."""
+    seconds = time.perf_counter() - record.started
+    observations.observe(_OTHER, _OTHER, record.status, seconds)
+    fields = {"client": client, "method": None, "route": None, "status": record.status, "seconds": round(seconds, 4)}
+    log.write("request", "info", request_id=record.request_id, **fields)
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The client's own id where it is a sound one, else a new one."""
+    for name, value in headers:
         if name == b"x-request-id":
             text = value.decode("latin-1")
             if 0 < len(text) <= _MAX_REQUEST_ID and text.isascii() and text.isprintable():

@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qwen3app.errors import AppError, UsageError
@@ -223,6 +224,7 @@ class Life:
         import uvicorn
         import uvicorn.lifespan.off  # uvicorn finds it by name, which a packer of executables cannot see
 
+        from qwen3app.server.access_log import note_refusal
         from qwen3app.server.app import make_app
         from qwen3app.server.protocol import make_protocol
 
@@ -231,7 +233,7 @@ class Life:
         config = uvicorn.Config(
             make_app(self.state, self._log),
             loop="none",
-            http=make_protocol(self._settings.guards),
+            http=make_protocol(self._settings.guards, partial(note_refusal, self._log, self.state.http)),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -321,7 +323,7 @@ class Life:
             self._signal = int(number)
             self._log.write("signal", "warning", message="A second signal: ending at once.")
             if self.state.serving is not None:
-                self.state.serving.runtime.cancel_all()
+                self.state.serving.runtime.cut_off()
             self._server.force_exit = True
             self._server.should_exit = True
             return
@@ -345,7 +347,7 @@ class Life:
                 await asyncio.sleep(0.02)
             if serving.runtime.n_active:
                 self._log.write("draining", "warning", message=f"{serving.runtime.n_active} requests are cut off.")
-                serving.runtime.cancel_all()
+                serving.runtime.cut_off()
                 await asyncio.sleep(0.1)
         self._server.should_exit = True
 

@@ -168,10 +168,10 @@ class ServerCollector(Collector):
             requests.add_metric(list(key), count)
         yield requests
         durations = HistogramMetricFamily(
-            "http_request_duration_seconds", "Time to the end of the reply.", labels=["handler"]
+            "http_request_duration_seconds", "Time to the end of the reply.", labels=["handler", "method"]
         )
-        for handler, histogram in sorted(http.durations.items()):
-            durations.add_metric([handler], histogram.buckets(), histogram.sum)
+        for labels, histogram in sorted(http.durations.items()):
+            durations.add_metric(list(labels), histogram.buckets(), histogram.sum)
         yield durations
         yield _gauge("http_requests_open", "HTTP requests being answered.", http.n_open)
 
