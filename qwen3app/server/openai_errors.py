@@ -70,6 +70,16 @@ _DEFAULT_CODES = {
     431: "request_head_too_large",
 }
 
+# What msgspec calls Python's types.
+_JSON_TYPES = {
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+}
+
 # Engine statuses that a client can meet after admission has been checked: HTTP status, code, Retry-After in seconds.
 _ENGINE = {
     Status.QUEUE_FULL: (429, "queue_full", 1),
@@ -122,14 +132,22 @@ def _reply(
 
 
 def _decode_error(error: msgspec.MsgspecError) -> ErrorReply:
-    """msgspec ends its sentences with "- at `$.path`"."""
+    """msgspec ends its sentences with "- at `$.path`" and speaks of Python's types."""
     text = str(error)
     found = re.search(r"^(.*) - at `\$\.?(.*)`$", text, re.S)
     if isinstance(error, msgspec.ValidationError):
-        path = found.group(2).replace("[...]", "") if found else ""  # of an object's value msgspec tells no key
+        path = found.group(2) if found else ""
         what = found.group(1) if found else text
         where = path or "The body"
-        return _reply(400, f"{where}: {what[:1].lower()}{what[1:]}.", path or None, "invalid_type")
+        if path.endswith("[...]"):  # of an object's value msgspec tells no key
+            path = path.removesuffix("[...]")
+            where = f"A value of {path}"
+        types = re.fullmatch(r"Expected `(.*)`, got `(.*)`", what)
+        if types is None:
+            return _reply(400, f"{where}: {what[:1].lower()}{what[1:]}.", path or None, "invalid_type")
+        wanted = " or ".join(_JSON_TYPES.get(name, name) for name in types.group(1).split(" | "))
+        got = _JSON_TYPES.get(types.group(2), types.group(2))
+        return _reply(400, f"{where} must be {wanted}, not {got}.", path or None, "invalid_type")
     return _reply(400, f"The body is not valid JSON: {text}.", None, "invalid_json")
 
 

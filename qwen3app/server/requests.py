@@ -6,6 +6,7 @@ silence would be worse. Ranges are checked by runtime/params.py, messages by the
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -154,6 +155,9 @@ async def read_body(request: Request[Any, Any, Any], kind: type[BodyType]) -> Bo
         raise ApiError(
             415, f"The content type {content_type[:100]!r} is not supported; send application/json.", param=None
         )
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, f"The content encoding {encoding[:100]!r} is not supported; send the body as it is.")
     data = await request.body()
     return decode_body(data, kind)
 
@@ -161,13 +165,15 @@ async def read_body(request: Request[Any, Any, Any], kind: type[BodyType]) -> Bo
 def decode_body(data: bytes, kind: type[BodyType]) -> BodyType:
     """JSON to a body, with a clear place for text that is no Unicode."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8), type=kind)
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:
         _find_surrogate(data)
         if not data:
             raise RequestError("The body is empty; send a JSON object.", code="invalid_json") from None
+        if b"\0" in data[:2] or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise RequestError("The body is UTF-16 or UTF-32; send JSON as UTF-8.", code="invalid_json") from None
         raise error
     except (UnicodeDecodeError, RecursionError):
         raise RequestError(
