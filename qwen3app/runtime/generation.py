@@ -175,6 +175,7 @@ class Generation:
         self.handed_ns = 0  # engine's time of the oldest event of the deltas that were handed over last
         self._n_open = self.n_choices  # choices whose FINISHED event has not come
         self._cancelled = False
+        self._books_open = True
 
     # ---------------------------------------------------------------------------------------------- the reader's side
 
@@ -190,8 +191,10 @@ class Generation:
                     return deltas
                 continue
             if self.error is not None:
+                self.cancel()
                 raise self.error
             if self._n_open == 0:
+                self._close_books()
                 raise StopAsyncIteration
             if self._woken:
                 self._woken = False
@@ -212,6 +215,8 @@ class Generation:
 
     def cancel(self) -> None:
         """Ends all choices that still run; a reader sees "abort". Calling it late or twice is harmless."""
+        if self._n_open == 0:
+            self._close_books()
         if self._cancelled or self._n_open == 0:
             return
         self._cancelled = True
@@ -261,7 +266,12 @@ class Generation:
     @property
     def timings(self) -> Timings:
         """From the FINISHED events that have come."""
-        ends = [(choice.cut_event, choice.finish_event) for choice in self._choices]
+        return self.timings_of(self._choices)
+
+    @staticmethod
+    def timings_of(choices: Sequence[_Choice]) -> Timings:
+        """As `timings`, of some choices."""
+        ends = [(choice.cut_event, choice.finish_event) for choice in choices]
         events = [event for both in ends for event in both if event is not None and event[15]]
         if not events:
             return Timings()
@@ -324,7 +334,15 @@ class Generation:
         """The engine is gone: no further events will come."""
         self.error = error
         self._n_open = 0
+        self._books_open = False
+        self._observations.fail(self)
         self._notify()
+
+    def _close_books(self) -> None:
+        """When engine and reader are through: only the reader knows where a stop string ended an answer."""
+        if self._books_open:
+            self._books_open = False
+            self._observations.close(self)
 
     # --------------------------------------------------------------------------------------------------- events to text
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qwen3app.runtime.generation import Generation
+    from qwen3app.runtime.generation import Generation, _Choice
 
 # vLLM's bounds, so that its dashboards' queries give smooth quantiles here too.
 TTFT_BOUNDS = (
@@ -83,8 +83,20 @@ class Observations:
         self.reasoning_tokens = 0
 
     def close(self, generation: Generation) -> None:
-        """All samples of a generation have ended in the engine: its books are closed."""
-        params, timings, usage = generation.params, generation.timings, generation.usage
+        """A generation has ended, in the engine and for its reader: its books are closed. Each prompt is a request."""
+        n = generation.params.n
+        for prompt, ids in enumerate(generation.prompts):
+            self._close_prompt(generation, generation._choices[prompt * n : (prompt + 1) * n], len(ids))
+
+    def fail(self, generation: Generation) -> None:
+        """The engine is gone. What a sample has not ended with is an error."""
+        for choice in generation._choices:
+            event = choice.finish_event
+            reason = choice.finish_reason or ("error" if event is None else choice.end_reason(event))
+            self.finished[_four(reason)] += 1
+
+    def _close_prompt(self, generation: Generation, choices: Sequence[_Choice], n_prompt: int) -> None:
+        params, timings = generation.params, generation.timings_of(choices)
         if timings.total is not None:
             self.e2e.observe(timings.total)
         if timings.queue is not None:
@@ -96,20 +108,26 @@ class Observations:
         if timings.decode is not None:
             self.decode.observe(timings.decode)
             self.inference.observe((timings.prefill or 0.0) + timings.decode)
-        self.prompt_tokens.observe(usage.prompt_tokens)
+        self.prompt_tokens.observe(n_prompt)
         self.params_n.observe(params.n)
         if params.max_tokens is not None:
             self.params_max_tokens.observe(params.max_tokens)
         longest = 0
-        for choice in generation._choices:
+        for choice in choices:
             event = choice.finish_event
             assert event is not None
             n_generated = choice.n_earlier + event[14]
-            longest = max(longest, n_generated)
-            self.generation_tokens.observe(n_generated)
             first = choice.cut_event[17] if choice.cut_event is not None else event[17]
             if n_generated > 1 and 0 < first < event[11]:
                 self.time_per_output_token.observe((event[11] - first) * 1e-9 / (n_generated - 1))
-            reason = choice.finish_reason or choice.end_reason(event)
-            self.finished["stop" if reason == "tool_calls" else reason] += 1  # dashboards know four reasons
+            # A stop string is seen by the reader, when the engine may be some tokens further.
+            n_answered = n_generated if choice.finish_reason is None else choice.n_tokens
+            longest = max(longest, n_answered)
+            self.generation_tokens.observe(n_answered)
+            self.finished[_four(choice.finish_reason or choice.end_reason(event))] += 1
         self.max_generation_tokens.observe(longest)
+
+
+def _four(reason: str) -> str:
+    """Dashboards know four reasons."""
+    return "stop" if reason == "tool_calls" else reason

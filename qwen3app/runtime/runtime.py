@@ -88,7 +88,7 @@ class Runtime:
         if drain_seconds > 0:
             await self._wait_idle(drain_seconds)
         if self._active:
-            self.cancel_all()
+            self.cut_off()
             await self._wait_idle(_CANCEL_SECONDS)
         self._stopping.set()
         thread, self._thread = self._thread, None
@@ -96,16 +96,16 @@ class Runtime:
         self.constraints.close()
         await asyncio.to_thread(self._masks.close)
         for generation in list(self._active):
-            self._abandon(generation, GenerationError("The server is shutting down."))
+            self._abandon(generation, _closed("The server is shutting down."))
 
     def drain(self) -> None:
         """From now on new work is refused; what runs goes on."""
         self._draining = True
 
-    def cancel_all(self) -> None:
-        """Cancels every generation."""
+    def cut_off(self) -> None:
+        """Ends every generation with an error: half an answer must not look like a whole one."""
         for generation in list(self._active):
-            generation.cancel()
+            generation.give_up(_closed("The server is shutting down and cut this answer off; ask again."))
 
     @property
     def n_active(self) -> int:
@@ -163,7 +163,7 @@ class Runtime:
         if self.failure is not None:
             raise EngineError(Status.DEVICE_ERROR, self.failure)
         if self._draining or self._idle is None:
-            raise EngineError(Status.CLOSED, "The server is shutting down and takes no more requests.")
+            raise _closed("The server is shutting down and takes no more requests.")
 
         def make_output() -> OutputStream:
             return OutputStream(
@@ -384,9 +384,10 @@ class Runtime:
             return True
 
     def _ended(self, generation: Generation) -> None:
-        """All samples have ended in the engine: the books are closed."""
+        """All samples have ended in the engine."""
         self._retire(generation)
-        self.observations.close(generation)
+        if generation._cancelled:
+            generation._close_books()  # its reader may be gone
 
     def _retire(self, generation: Generation) -> None:
         self._active.discard(generation)
@@ -407,3 +408,7 @@ class Runtime:
             self._abandon(generation, GenerationError(sentence))
         if self._on_failure is not None:
             self._on_failure(sentence)
+
+
+def _closed(sentence: str) -> EngineError:
+    return EngineError(Status.CLOSED, sentence)
