@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +56,14 @@ async def read(generation: Generation) -> list[ChoiceDelta]:
 
 def content_of(deltas: list[ChoiceDelta], choice: int = 0) -> str:
     return "".join(delta.content for delta in deltas if delta.choice == choice)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Waits for what must come, however slow the machine is."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        await asyncio.sleep(0.005)
 
 
 class FakeLoader:

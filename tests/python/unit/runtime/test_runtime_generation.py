@@ -336,7 +336,9 @@ async def test_stop_drains_then_cancels(start: Start, text_parts: TextParts) -> 
     reader = asyncio.create_task(read(second.generate([1], GenerationParams(max_tokens=500))))
     await asyncio.sleep(0)
     await second.stop(0.1)
-    assert (await reader)[-1].finish_reason == "abort"
+    with pytest.raises(EngineError, match="cut this answer off") as caught:  # half an answer does not look like a whole
+        await reader
+    assert caught.value.status == Status.CLOSED
     await second.stop()  # twice is harmless
 
 
@@ -362,3 +364,51 @@ async def test_observations(start: Start, text_parts: TextParts) -> None:
     assert seen.params_max_tokens.sum == 50 and seen.prompt_tokens.sum == 3
     buckets = seen.inter_token.buckets()
     assert buckets[-1] == ("+Inf", n_tokens - 1) and dict(buckets)["0.001"] == 0
+
+
+async def test_books_say_what_readers_were_told(start: Start, text_parts: TextParts) -> None:
+    """A stop string ends an answer when the engine may be further; its FINISHED says something else then."""
+    encode = text_parts.tokenizer.encode_raw
+    whole = encode("one two three four")
+    engine = FakeEngine(says(text_parts, "one two three four", end=False))
+    runtime = await start(engine)
+    seen = runtime.observations
+    params = GenerationParams(max_tokens=len(whole), stop=("two",), n=2)
+    generation = runtime.generate_batch([[1], [2, 3], [4, 5, 6]], params)
+    while engine.open_samples:  # all is there before anything is read
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+    deltas = await read(generation)
+    assert [content_of(deltas, choice) for choice in range(6)] == ["one "] * 6
+    n_tokens = generation.usage.completion_tokens
+    assert n_tokens < 6 * len(whole)
+    assert seen.finished == {"stop": 6}
+    assert (seen.generation_tokens.count, seen.generation_tokens.sum) == (6, n_tokens)
+    assert (seen.max_generation_tokens.count, seen.max_generation_tokens.sum) == (3, n_tokens / 2)
+    # each prompt is a request
+    assert (seen.prompt_tokens.count, seen.prompt_tokens.sum) == (3, 6)
+    assert (seen.params_n.count, seen.params_n.sum) == (3, 6)
+    assert seen.e2e.count == seen.queue.count == seen.prefill.count == seen.time_to_first_token.count == 3
+    assert seen.params_max_tokens.sum == 3 * len(whole)
+
+
+async def test_books_of_those_who_left_and_of_a_dead_engine(start: Start) -> None:
+    engine = FakeEngine(lambda request, sample: [5] * 3)
+    runtime = await start(engine)
+    unread = runtime.generate([1], GenerationParams(max_tokens=3))
+    while runtime.n_active:
+        await asyncio.sleep(0.001)
+    await unread.aclose()
+    await unread.aclose()
+    assert runtime.observations.finished == {"length": 1}  # the engine had ended it
+    assert runtime.observations.generation_tokens.sum == 3
+
+    silent = FakeEngine()
+    second = await start(silent)
+    running = second.generate([1], GenerationParams(max_tokens=3, n=2))
+    silent.finish(1, 0, FinishCode.STOP)
+    await anext(running)
+    silent.fail()
+    with pytest.raises(GenerationError):
+        await read(running)
+    assert second.observations.finished == {"stop": 1, "error": 1}

@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 from fake_engine import FakeEngine, Reply
-from serving import FakeLoader, TestServer, TextParts, events_of, make_model, serving
+from serving import FakeLoader, TestServer, TextParts, events_of, make_model, serving, until
 
 from qwen3app.errors import ModelError, UsageError
 from qwen3app.guards import GuardSettings
 from qwen3app.server import main
-from qwen3app.server.access_log import AccessLog, HttpObservations, Log
+from qwen3app.server.access_log import RECORD_KEY, AccessLog, HttpObservations, Log, Record
 from qwen3app.server.main import bind
 from qwen3app.server.metrics import _COUNTERS, _GAUGES, _HISTOGRAMS
 
@@ -264,9 +264,14 @@ async def test_drain_has_a_limit(text_parts: TextParts) -> None:
     engine = FakeEngine(lambda request, sample: [70] * 400, step=0.05)
     async with serving(make_model(text_parts, engine), drain_seconds=0.2) as server:
         running = asyncio.create_task(server.chat({"stream": True}))
-        await asyncio.sleep(0.1)
+        plain = asyncio.create_task(server.chat({}))
+        await until(lambda: len(engine.open_samples) == 2)
         server.life._on_signal(signal.SIGTERM)
-        assert events_of((await running).text)[-1]["choices"][0]["finish_reason"] == "abort"
+        last = json.loads((await running).text.strip().rpartition("data: ")[2])
+        assert (last["error"]["code"], last["error"]["type"]) == ("shutting_down", "service_unavailable_error")
+        refused = await plain  # half an answer is none
+        assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
+        assert int(refused.headers["retry-after"]) > 0
         assert await asyncio.wait_for(asyncio.shield(server.task), 10) == 0
 
 
@@ -438,6 +443,7 @@ async def test_a_socket_that_closes_under_the_reply_is_a_client_that_left(capfd:
     observations = HttpObservations()
     log = AccessLog(app, Log("info"), observations)
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": None}
+    scope[RECORD_KEY] = Record("id")
     await log(scope, receive, send)
     (line,) = [json.loads(each) for each in capfd.readouterr().err.splitlines()]
     assert line["status"] == 499

@@ -4,16 +4,20 @@ server answers each whole request once and in order, refuses the rest, and is id
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
+import re
+from dataclasses import replace
 
 import pytest
 from fake_engine import FakeEngine
-from serving import TestServer, TextParts, make_model, serving
+from serving import TestServer, TextParts, events_of, make_model, serving, until
 
 from qwen3app.guards import GuardSettings
 
 GUARDS = GuardSettings(api_keys=("k",), idle_timeout=0.3, max_head_kb=4, max_body_mb=0.01, cors_origins=("http://a",))
+PATIENT = replace(GUARDS, idle_timeout=60.0)
 
 
 def engine_of(parts: TextParts) -> FakeEngine:
@@ -36,6 +40,7 @@ def chunked(*parts: bytes, tail: bytes = b"\r\n") -> bytes:
 GOOD = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
 STREAM = json.dumps({"prompt": "hi", "max_tokens": 2, "stream": True}).encode()
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: k\r\n\r\n"
+LAST = GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
 
 
 async def say(server: TestServer, data: bytes, cuts: list[int]) -> bytes:
@@ -48,7 +53,7 @@ async def say(server: TestServer, data: bytes, cuts: list[int]) -> bytes:
             await asyncio.sleep(0.001)
         begin = cut
     try:
-        return await asyncio.wait_for(answer, 5)
+        return await asyncio.wait_for(answer, 30)
     except ConnectionError:
         return b""
     finally:
@@ -56,7 +61,7 @@ async def say(server: TestServer, data: bytes, cuts: list[int]) -> bytes:
 
 
 def statuses(answer: bytes) -> list[int]:
-    return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)]
 
 
 async def test_requests_cut_anywhere_and_one_after_the_other(text_parts: TextParts) -> None:
@@ -70,19 +75,18 @@ async def test_requests_cut_anywhere_and_one_after_the_other(text_parts: TextPar
         chunked(STREAM, tail=b"a: b\r\n\r\n"),
     ]
     expected = [200, 200, 200, 200, 400, 200]
-    async with serving(make_model(text_parts, engine_of(text_parts)), guards=GUARDS) as server:
+    async with serving(make_model(text_parts, engine_of(text_parts)), guards=PATIENT) as server:
 
         async def one() -> None:
             picks = [chance.randrange(len(requests)) for _ in range(chance.randrange(1, 6))]
-            data = b"".join(requests[i] for i in picks)
+            data = b"".join(requests[i] for i in picks) + LAST
             cuts = sorted(chance.sample(range(1, len(data)), chance.randrange(0, 12)))
             answer = await say(server, data, cuts)
-            assert statuses(answer) == [expected[i] for i in picks], (picks, cuts)
+            assert statuses(answer) == [*(expected[i] for i in picks), 200], (picks, cuts)
 
         for _ in range(6):
             await asyncio.gather(*(one() for _ in range(20)))
-        await asyncio.sleep(0.05)
-        assert server.life.state.http.n_open == 0
+        await until(lambda: server.life.state.http.n_open == 0)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +131,123 @@ async def test_odd_forms(text_parts: TextParts, data: bytes, expected: list[int]
             assert len(got) == 1 and got[0] in expected
         else:
             assert got[: len(expected)] == expected and got[len(expected) :] in ([], [408], [400])
-        await asyncio.sleep(0.05)
-        assert server.life.state.http.n_open == 0
+        await until(lambda: server.life.state.http.n_open == 0)
         assert (await server.client.get("/health")).status_code == 200
+
+
+# ------------------------------------------------------------------------------------------- upgrades that are offered
+
+OFFER = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+
+
+async def test_an_upgrade_that_is_offered_is_declined_and_the_request_answered(text_parts: TextParts) -> None:
+    """As Java's HttpClient offers HTTP/2, in each first request of a connection, which lives on."""
+    socket = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-key: x\r\n"
+    requests = [sized(GOOD, OFFER), sized(STREAM, OFFER), GET.replace(b"\r\n\r\n", f"\r\n{socket}\r\n".encode()), GET]
+    requests.append(chunked(GOOD[:9], GOOD[9:]).replace(b"host: x\r\n", f"host: x\r\n{OFFER}".encode()))
+    requests += requests
+    data = b"".join(requests) + LAST
+    head = data.index(b"\r\n\r\n") + 4
+    async with serving(make_model(text_parts, engine_of(text_parts)), guards=PATIENT) as server:
+        for cuts in ([], [head], [head - 2, head + 5], list(range(1, len(data), 7))):
+            answer = await say(server, data, cuts)
+            assert statuses(answer) == [200] * (len(requests) + 1), cuts
+            assert answer.count(b'"text":"ok"') == 6 and answer.count(b'"object":"list"') == 5
+        too_long = sized(GOOD, OFFER + "x: " + "y" * 9000 + "\r\n")
+        assert statuses(await say(server, too_long, [])) == [431]
+        assert statuses(await say(server, b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n" + GET, [])) == [400]
+
+
+# ---------------------------------------------------------------------------------------------------------- HTTP/1.0
+
+
+async def test_http_1_0_gets_no_chunks(text_parts: TextParts) -> None:
+    """As proxies ask that are left at their defaults: the end of the connection ends a stream."""
+    async with serving(make_model(text_parts, engine_of(text_parts)), guards=PATIENT) as server:
+        for body in (STREAM, GOOD):
+            answer = await say(server, sized(body).replace(b"HTTP/1.1", b"HTTP/1.0"), [])
+            head, _, content = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK") and b"connection: close" in head
+            assert b"transfer-encoding" not in head
+            if body is STREAM:
+                assert "".join(chunk["choices"][0]["text"] for chunk in events_of(content.decode())) == "ok"
+            else:
+                assert json.loads(content)["choices"][0]["text"] == "ok"
+                assert b"content-length: %d\r\n" % len(content) in head + b"\r\n"
+        head = await say(server, GET.replace(b"GET", b"HEAD").replace(b"HTTP/1.1", b"HTTP/1.0"), [])
+        assert statuses(head) == [200] and head.endswith(b"\r\n\r\n")
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+LONG = json.dumps({"prompt": "hi", "max_tokens": 40, "ignore_eos": True}).encode()
+LONG_STREAM = json.dumps({"prompt": "hi", "max_tokens": 40, "ignore_eos": True, "stream": True}).encode()
+BROKEN_BODY = post(b"zz\r\n", "transfer-encoding: chunked\r\n")
+
+
+@pytest.mark.parametrize("broken", [b"garbage\r\n\r\n", b"\x00", BROKEN_BODY, GET[:20] + b"x" * 9000])
+@pytest.mark.parametrize("body", [LONG, LONG_STREAM], ids=["plain", "stream"])
+async def test_what_comes_behind_a_request_does_not_cost_its_answer(
+    text_parts: TextParts, body: bytes, broken: bytes
+) -> None:
+    engine = FakeEngine(lambda request, sample: [70] * 40, step=0.005)
+    async with serving(make_model(text_parts, engine), guards=PATIENT) as server:
+        first = GET + sized(body)
+        for cuts in ([], [len(first)]):
+            answer = await say(server, first + broken + GET, cuts)
+            got = statuses(answer)
+            assert got[:2] == [200, 200] and len(got) == 3 and got[2] in (400, 431)
+            whole = b"[DONE]" if body is LONG_STREAM else b'"completion_tokens":40'
+            assert whole in answer[: answer.rindex(b"HTTP/1.1 4")]
+            error = json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]
+            assert error["type"] == "invalid_request_error" and error["message"].endswith(".")
+        await until(lambda: server.life.state.http.n_open == 0)
+        assert not engine.open_samples and not engine.cancelled
+
+
+async def test_what_the_protocol_refuses_has_an_id_a_line_and_a_count(
+    text_parts: TextParts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine = "x-request-id: mine\r\n"
+    cases = [
+        (b"nonsense\r\n\r\n", 400, False),
+        (b"GET /health HTTP/1.1\r\nx-request-id: mine\r\nhost: x\r\nbroken\r\n\r\n", 400, True),
+        (post(b"", mine + "x: " + "y" * 9000 + "\r\n"), 431, True),
+        (post(b"zz\r\n", mine + "transfer-encoding: chunked\r\n"), 400, True),
+        (post(b'{"a', mine + "content-length: 9\r\n"), 408, True),
+        (b"GET /health HTTP/1.1\r\nx-request-id: mine\r\nhost:", 408, True),
+    ]
+    async with serving(make_model(text_parts, engine_of(text_parts)), guards=GUARDS) as server:
+        for data, status, told in cases:
+            answer = await say(server, data, [])
+            assert statuses(answer) == [status], data
+            head = answer.partition(b"\r\n\r\n")[0].decode() + "\r\n"
+            assert head.count("x-request-id: ") == 1 and ("x-request-id: mine\r\n" in head) == told
+        await until(lambda: server.life.state.http.n_open == 0)
+        requests = server.life.state.http.requests
+        assert sum(requests.values()) == len(cases)
+        assert {key[2]: n for key, n in requests.items() if key[0] == "other"} == {"400": 2, "431": 1, "408": 1}
+        assert requests["/v1/completions", "POST", "400"] == requests["/v1/completions", "POST", "408"] == 1
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert not [line for line in lines if line["level"] in ("warning", "error")]
+    logged = [line for line in lines if line["event"] == "request"]
+    assert sorted(line["status"] for line in logged) == sorted(status for _, status, _ in cases)
+    assert [line["request_id"] == "mine" for line in logged].count(True) == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "status", "words"),
+    [
+        (b"\xef\xbb\xbf" + GOOD, "", 200, '"text":"ok"'),
+        (GOOD, "content-encoding: identity\r\n", 200, '"text":"ok"'),
+        (gzip.compress(GOOD), "content-encoding: gzip\r\n", 415, "content encoding 'gzip'"),
+        (GOOD.decode().encode("utf-16"), "", 400, "UTF-16 or UTF-32; send JSON as UTF-8"),
+        (GOOD.decode().encode("utf-16-le"), "", 400, "UTF-16 or UTF-32; send JSON as UTF-8"),
+        (GOOD.decode().encode("utf-16-be"), "", 400, "UTF-16 or UTF-32; send JSON as UTF-8"),
+        (GOOD.decode().encode("utf-32"), "", 400, "UTF-16 or UTF-32; send JSON as UTF-8"),
+    ],
+)
+async def test_encodings_of_bodies(text_parts: TextParts, body: bytes, head: str, status: int, words: str) -> None:
+    async with serving(make_model(text_parts, engine_of(text_parts)), guards=PATIENT) as server:
+        answer = await say(server, sized(body, head + "connection: close\r\n"), [])
+        assert statuses(answer) == [status] and words in answer.decode()
