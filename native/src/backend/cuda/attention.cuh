@@ -227,6 +227,43 @@ __device__ __forceinline__ int64_t row_offset(const AttentionParams& p, int toke
   return (static_cast<int64_t>(token) * p.n_heads + kv_head * p.group + r % p.group) * kHeadDim;
 }
 
+// ---- prefill: a thread's two rows (row0, row0 + 8) of a tile of 64 queries, whole heads
+
+// A split's empty state.
+__device__ __forceinline__ void start_split(float (&o)[16][4], float (&m)[2], float (&l)[2][4]) {
+#pragma unroll
+  for (int j = 0; j < 16; j++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) o[j][i] = 0.0f;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    m[h] = -__builtin_inff();
+#pragma unroll
+    for (int t = 0; t < 4; t++) l[h][t] = 0.0f;
+  }
+}
+__device__ __forceinline__ void finish_split(Running<16>& running, const float (&o)[16][4], const float (&m)[2],
+                                             const float (&l)[2][4]) {
+  running.add(o, m, quad_sum(l[0][0], l[0][1], l[0][2], l[0][3]), quad_sum(l[1][0], l[1][1], l[1][2], l[1][3]));
+}
+// The rows' outputs, columns `column`, + 1 of every 8.
+__device__ __forceinline__ void write_tile_rows(const AttentionParams& p, const Running<16>& running, int token0,
+                                                int kv_head, int row0, int n_rows, int column) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int r = row0 + half * 8;
+    if (r >= n_rows) continue;
+    const float inverse = __fdiv_rn(1.0f, running.l[half]);
+    bf16* out = p.out + row_offset(p, token0, kv_head, r) + column;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+      *reinterpret_cast<uint32_t*>(out + j * 8) =
+          pack_bf16(finish(running.o[j][2 * half], inverse), finish(running.o[j][2 * half + 1], inverse));
+    }
+  }
+}
+
 // Gathers `kRows` query rows from first_row on into shared memory as core matrices [row group][d chunk 16][8][8] by
 // 16-byte cp.async; rows from n_rows on become 0. All kThreads threads.
 template <int kRows, int kThreads>

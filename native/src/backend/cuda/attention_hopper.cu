@@ -229,20 +229,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const Att
           softmax_step<false>(s, p.scale, column, 0, 0, m, l, alpha);
         }
       };
-      const auto start_split = [&] {
-#pragma unroll
-        for (int j = 0; j < 16; j++) {
-#pragma unroll
-          for (int i = 0; i < 4; i++) o[j][i] = 0.0f;
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          m[h] = -__builtin_inff();
-#pragma unroll
-          for (int t = 0; t < 4; t++) l[h][t] = 0.0f;
-        }
-      };
-      start_split();
+      start_split(o, m, l);
       cp_async_wait<0>();
       fence_to_copy_engine();
       named_barrier(1 + group, 128);
@@ -268,8 +255,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const Att
         results(o);
         if (lane == 0) mbarrier_arrive(empty_v(stage));
         if ((step + 1) % kSplitSteps == 0) {
-          running.add(o, m, quad_sum(l[0][0], l[0][1], l[0][2], l[0][3]), quad_sum(l[1][0], l[1][1], l[1][2], l[1][3]));
-          start_split();
+          finish_split(running, o, m, l);
+          start_split(o, m, l);
         }
         wgmma_wait<0>();
         results(s);
@@ -306,20 +293,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const Att
       wgmma_wait<0>();
       results(o);
       if (lane == 0) mbarrier_arrive(empty_v(stage));
-      running.add(o, m, quad_sum(l[0][0], l[0][1], l[0][2], l[0][3]), quad_sum(l[1][0], l[1][1], l[1][2], l[1][3]));
+      finish_split(running, o, m, l);
 
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int r = row0 + half * 8;
-        if (r >= n_rows) continue;
-        const float inverse = __fdiv_rn(1.0f, running.l[half]);
-        bf16* out = p.out + row_offset(p, token0, kv_head, r) + column;
-#pragma unroll
-        for (int j = 0; j < 16; j++) {
-          *reinterpret_cast<uint32_t*>(out + j * 8) =
-              pack_bf16(finish(running.o[j][2 * half], inverse), finish(running.o[j][2 * half + 1], inverse));
-        }
-      }
+      write_tile_rows(p, running, token0, kv_head, row0, n_rows, column);
     }
   }
 #endif

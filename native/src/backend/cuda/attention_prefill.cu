@@ -68,9 +68,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention_prefill_kernel(const At
 
   Running<16> running;
   running.clear();
-  float o[16][4] = {};
-  float m[2] = {-__builtin_inff(), -__builtin_inff()};
-  float l[2][4] = {};
+  float o[16][4], m[2], l[2][4];
+  start_split(o, m, l);
 
   for (int step = 0; step < n_steps; step++) {
     cp_async_wait<1>();  // the step's keys; its values may be on their way
@@ -115,35 +114,12 @@ __global__ void __launch_bounds__(kThreads, 2) attention_prefill_kernel(const At
       }
     }
     if (step + 1 == n_steps || (step + 1) % kSplitSteps == 0) {
-      const float l0 = quad_sum(l[0][0], l[0][1], l[0][2], l[0][3]);
-      const float l1 = quad_sum(l[1][0], l[1][1], l[1][2], l[1][3]);
-      running.add(o, m, l0, l1);
-#pragma unroll
-      for (int j = 0; j < 16; j++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) o[j][i] = 0.0f;
-      }
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        m[h] = -__builtin_inff();
-#pragma unroll
-        for (int t = 0; t < 4; t++) l[h][t] = 0.0f;
-      }
+      finish_split(running, o, m, l);
+      start_split(o, m, l);
     }
   }
 
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int r = row0 + half * 8;
-    if (r >= n_rows) continue;
-    const float inverse = __fdiv_rn(1.0f, running.l[half]);
-    bf16* out = p.out + row_offset(p, token0, kv_head, r) + column;
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-      *reinterpret_cast<uint32_t*>(out + j * 8) =
-          pack_bf16(finish(running.o[j][2 * half], inverse), finish(running.o[j][2 * half + 1], inverse));
-    }
-  }
+  write_tile_rows(p, running, token0, kv_head, row0, n_rows, column);
 }
 
 }  // namespace
