@@ -23,6 +23,8 @@ from qwen3app.text.errors import TextError, check_unicode
 MAX_CHARACTERS = 1 << 18  # of one constraint, keys and strings together
 MAX_DEPTH = 100  # of a schema; llguidance reads JSON 128 levels deep
 MAX_CHOICES = 10_000
+_MAX_EXACT = 1 << 53  # of a number's bounds: whole numbers up to here are exact as floats
+_INT64_MAX = (1 << 63) - 1  # exact as well, as a maximum: the float above it is cut to it
 _WHITE_SPACE = r"[ \n\r\t]{1,40}"
 
 Kind = Literal["json", "regex", "choice", "grammar", "tools"]
@@ -219,6 +221,7 @@ def _schema_text(schema: Any, param: str, white_space: Mapping[str, Any]) -> str
     if not isinstance(schema, Mapping | bool):
         raise TextError(f"{param} must be a JSON schema: an object or a boolean.", param)
     _check_size(schema, param)
+    _check_bounds(schema, param)
     if isinstance(schema, bool):
         if not schema:
             raise TextError(f"{param} is the schema false, which no value meets.", param)
@@ -267,6 +270,26 @@ def _check_size(value: Any, param: str) -> None:
         if depth > MAX_DEPTH:
             raise TextError(f"{param} is nested more than {MAX_DEPTH} levels deep.", param)
         stack += children
+
+
+def _check_bounds(schema: Any, param: str) -> None:
+    """Refuses bounds of numbers that llguidance, which reads them as floats, would hold to a neighbour of theirs."""
+    stack = [(param, schema)]
+    while stack:
+        place, each = stack.pop()
+        stack += [(place + step, inner) for step, inner in subschemas(each)]
+        if not isinstance(each, Mapping):
+            continue
+        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+            bound = each.get(key)
+            if not isinstance(bound, int | float) or (key == "maximum" and bound == _INT64_MAX):
+                continue
+            if abs(bound) > _MAX_EXACT or (abs(bound) == _MAX_EXACT and key.startswith("exclusive")):
+                raise TextError(
+                    f"{place}.{key} is {bound}; a bound is held exactly only within {_MAX_EXACT - 1} (2^53 - 1) "
+                    "of 0. Bring it there, or leave it out.",
+                    f"{place}.{key}",
+                )
 
 
 def _too_large(param: str) -> None:

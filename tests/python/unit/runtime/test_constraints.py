@@ -110,6 +110,13 @@ PLACES: list[tuple[Any, str, str]] = [
     ({"additionalProperties": {"pattern": "(", "type": "string"}}, "p.additionalProperties", "unclosed group"),
     ({"$ref": "#"}, "p", "no text"),
     ({"prefixItems": [{"format": "zipcode", "type": "string"}]}, "p.prefixItems[0]", "zipcode"),
+    # bounds that a float does not tell from their neighbours
+    ({"items": {"type": "integer", "minimum": 2**53 + 1}}, "p.items.minimum", "2^53"),
+    ({"anyOf": [{"maximum": -(10**18)}]}, "p.anyOf[0].maximum", "2^53"),
+    ({"exclusiveMinimum": 2**53}, "p.exclusiveMinimum", "2^53"),
+    ({"exclusiveMaximum": 2**63 - 1}, "p.exclusiveMaximum", "2^53"),
+    ({"type": "number", "exclusiveMaximum": 1e300}, "p.exclusiveMaximum", "2^53"),
+    ({"properties": {"minimum": {"minimum": 2**64}}}, "p.properties.minimum.minimum", "2^53"),
     (False, "p", "false"),
     ("{", "p", "not valid JSON"),
     (3, "p", "must be a JSON schema"),
@@ -127,6 +134,74 @@ async def test_faults_have_a_place(constraints: Constraints, schema: Any, place:
     assert caught.value.param == place, str(caught.value)
     assert reason in str(caught.value) and len(str(caught.value)) < 600
     assert caught.value.code == "invalid_constraint"
+
+
+BOUNDS = [0, 1, -1, 2, 7, 99, 100, -7, 0.5, 1.5, 0.1, 1e3, 12.25, 2**31, 2**53 - 1, -(2**53) + 1, 2**63 - 1]
+VALUES: list[Any] = [
+    *(0, 1, -1, 2, 3, 4, 7, 8, 98, 99, 100, 101, -7, -8, 0.5, -0.5, 1.5, 0.1, 0.25, 1000, 12.25, 2**31, 2**31 + 1),
+    *(2**53 - 1, 2**53, -(2**53), 2**63 - 1, 2**63, -(2**63), 10**30, "", "a", "b", "ab", "ba", "é", "12", "日本語"),
+    *(None, True, False, [], [1], [1, 2], [1, 2, 1], ["x"], [1, "x"], [1, "x", 1], {}, {"a": 1}, {"a": "x"}, {"b": 1}),
+    *({"b": "x"}, {"a": 1, "b": "x"}, {"c": 1}, {"a": 1, "c": 2}, {"a": 1, "b": "x", "c": "y"}, {"é": 1}),
+]
+
+
+def random_schema(draw: random.Random) -> dict[str, Any]:
+    def some(fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if draw.random() < 0.4}
+
+    kind = draw.choice(["integer", "number", "string", "array", "object"])
+    if kind in ("integer", "number"):
+        names = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+        fields = some({name: draw.choice(BOUNDS) for name in names} | {"multipleOf": draw.choice([1, 2, 7])})
+    elif kind == "string":
+        pattern = draw.choice(["a", "^a", "b$", "^[ab]+$", ".", "^\\d{2}$", "a|b", "^$", "^(?:a|b)c?$"])
+        fields = some({"minLength": draw.randrange(4), "maxLength": draw.randrange(4), "pattern": pattern})
+    elif kind == "array":
+        fields = some({"minItems": draw.randrange(4), "maxItems": draw.randrange(4)})
+        fields |= some({"prefixItems": [{"const": 1}, {"type": "string"}][: draw.randrange(1, 3)]})
+        fields["items"] = draw.choice([{"type": "integer"}, {"enum": [1, 2]}, True, False])
+    else:
+        inner = [{"const": 1}, {"type": "string"}, True]
+        fields = some({"minProperties": draw.randrange(3), "maxProperties": draw.randrange(3)})
+        fields |= some(
+            {"patternProperties": {draw.choice(["^a", "b$", "."]): draw.choice([{"type": "integer"}, True])}}
+        )
+        fields |= some({"additionalProperties": draw.choice([False, True, {"type": "integer"}])})
+        fields["properties"] = {name: draw.choice(inner) for name in draw.sample(["a", "b", "é"], draw.randrange(3))}
+        fields["required"] = draw.sample(["a", "b", "c"], draw.randrange(3))
+    schema = {"type": kind, **fields}
+    if draw.random() < 0.2:
+        return {"anyOf": [schema, {"type": "null"}]}
+    if draw.random() < 0.2:
+        return {"allOf": [schema, draw.choice([{"minimum": 2}, {"maxLength": 2}, {"maxItems": 2}, {}])]}
+    return schema
+
+
+async def test_b47_nothing_passes_that_a_schema_forbids(text_parts: TextParts, constraints: Constraints) -> None:
+    """An independent validator says what a schema means. What is taken must be allowed; of numbers, strings and arrays
+    all that is allowed must be taken as well (an object's properties have to come in the schema's order)."""
+    draw, n_schemas, n_taken = random.Random(47), 0, 0
+    for _ in range(250):
+        schema = random_schema(draw)
+        try:
+            constraint = await constraints.compile(ConstraintSpec("json", schema, "p"))
+        except RequestError:
+            continue  # met by nothing, or refused
+        n_schemas += 1
+        validator = jsonschema.Draft202012Validator(schema)
+        for value in VALUES:
+            sample = constraint.sample(thinking=False, may_think=False)
+            taken = True
+            for token in text_parts.tokenizer.encode_plain(json.dumps(value, ensure_ascii=False)):
+                taken = bool(sample.mask[token >> 3] >> (token & 7) & 1)
+                if not taken:
+                    break
+                sample.push(token)
+            taken = taken and not ids(sample.mask).isdisjoint(text_parts.tokenizer.eos_ids)
+            n_taken += taken
+            assert not taken or validator.is_valid(value), (schema, value)
+            assert taken or isinstance(value, dict) or not validator.is_valid(value), (schema, value)
+    assert n_schemas > 150 and n_taken > 1000
 
 
 @pytest.mark.parametrize(
