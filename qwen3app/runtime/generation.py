@@ -303,6 +303,14 @@ class Generation:
         """Completion tokens of each choice so far."""
         return [choice.n_tokens for choice in self._choices]
 
+    @property
+    def n_logprobs(self) -> int:
+        """About how many log-probabilities the deltas so far and the prompt have, alternatives included."""
+        if not self._want_tokens:
+            return 0
+        n_tokens = sum(map(len, self._prompt_logprobs)) + sum(choice.n_tokens for choice in self._choices)
+        return n_tokens * (1 + self.params.top_logprobs)
+
     def note_written(self) -> None:
         """The deltas that were handed over last have been given to the reader's socket."""
         self._observations.write_delay.observe((time.monotonic_ns() - self.handed_ns) * 1e-9)

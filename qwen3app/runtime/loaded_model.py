@@ -42,6 +42,7 @@ class LoadedModel:
     defaults: SamplingDefaults
     engine: Engine
     info: EngineInfo
+    max_queue: int = EngineOptions.max_queue  # samples that may wait
     grammar_tokens: GrammarTokens | None = None  # for constraints; None: made when the first one comes
     load_phases: dict[str, float] = field(default_factory=dict)  # phase -> seconds; tokenizer runs beside the others
 
@@ -115,6 +116,7 @@ class LoadedModel:
             defaults=text["defaults"],
             engine=engine,
             info=info,
+            max_queue=options.max_queue,
             grammar_tokens=text.get("grammar_tokens"),
             load_phases=phases,
         )

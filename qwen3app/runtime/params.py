@@ -21,8 +21,9 @@ from qwen3app.text.generation_config import SamplingDefaults
 if TYPE_CHECKING:
     from qwen3app.runtime.constraints import Constraint
 
-_MAX_STOPS = 64
+MAX_STOPS = 64
 _MAX_STOP_CHARS = 4096
+MAX_STOP_IDS = 4096
 _INT32_MAX = 2**31 - 1
 _UINT64_MASK = 2**64 - 1
 # The engine's own limits, checked here so that the error names the field; it computes in float32.
@@ -105,8 +106,8 @@ def check_params(params: GenerationParams, n_token_ids: int) -> None:
     _integers("n", params.n, 1, MAX_SAMPLES)
     _integers("top_logprobs", params.top_logprobs, 0, MAX_TOP_LOGPROBS)
     _integers("priority", params.priority, -_INT32_MAX, _INT32_MAX)
-    if len(params.stop) > _MAX_STOPS:
-        raise RequestError(f"stop takes at most {_MAX_STOPS} strings, got {len(params.stop)}.", "stop")
+    if len(params.stop) > MAX_STOPS:
+        raise RequestError(f"stop takes at most {MAX_STOPS} strings, got {len(params.stop)}.", "stop")
     for i, stop in enumerate(params.stop):
         if not stop:
             raise RequestError(f"stop[{i}] is empty; a stop string needs at least one character.", f"stop[{i}]")
@@ -115,6 +116,10 @@ def check_params(params: GenerationParams, n_token_ids: int) -> None:
                 f"stop[{i}] is {len(stop)} characters long; the limit is {_MAX_STOP_CHARS}.", f"stop[{i}]"
             )
         check_surrogates(stop, f"stop[{i}]")
+    if len(params.stop_token_ids) > MAX_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids takes at most {MAX_STOP_IDS} ids, got {len(params.stop_token_ids)}.", "stop_token_ids"
+        )
     for i, token in enumerate(params.stop_token_ids):
         if not 0 <= token < n_token_ids:
             raise RequestError(

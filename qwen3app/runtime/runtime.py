@@ -152,10 +152,12 @@ class Runtime:
         tokenizer = self.model.tokenizer
         check_params(params, self.model.info.n_token_ids)
         params = replace(params, cache_salt=salted(params.cache_salt))  # here, for continuations have another context
-        if len(prompts) * params.n > _MAX_CHOICES:
+        most = min(_MAX_CHOICES, self.model.info.max_slots + self.model.max_queue)  # more would never be admitted
+        if len(prompts) * params.n > most:
             raise RequestError(
-                f"{len(prompts)} prompts with n {params.n} make more than {_MAX_CHOICES} answers; send fewer at once.",
-                "n",
+                f"{len(prompts)} prompts with n {params.n} make more than {most} answers, all that run and wait here; "
+                "send fewer at once.",
+                "prompt" if params.n == 1 else "n",
             )
         limit = self.model.info.max_context
         for prompt in prompts:

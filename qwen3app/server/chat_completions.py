@@ -7,7 +7,6 @@ runtime -> reply. Reasoning is written as `reasoning_content` and as `reasoning`
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from qwen3app.runtime import ChoiceDelta, Generation
 from qwen3app.runtime.params import MAX_TOP_LOGPROBS, GenerationParams
 from qwen3app.server.access_log import record_of
 from qwen3app.server.chat_prompt import chat_prompt
+from qwen3app.server.offload import LOGPROB_CHARACTERS, off_loop
 from qwen3app.server.openai_errors import ApiError
 from qwen3app.server.replies import (
     chat_logprobs,
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from qwen3app.text.tokenizer import Tokenizer
     from qwen3app.text.tool_calls import ToolCall
 
-# Rendering and tokenizing a prompt of this many characters takes about 1 ms; longer ones must not hold the event loop.
-INLINE_CHARACTERS = 16_000
-
 
 @post("/v1/chat/completions", status_code=200)
 async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
@@ -71,8 +68,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
     def render() -> RenderedPrompt:
         return chat_prompt(model.template, body, thinking, tools.definitions)
 
-    long = len(await request.body()) > INLINE_CHARACTERS
-    prompt = await asyncio.to_thread(render) if long else render()
+    prompt = await off_loop(len(await request.body()), render)
     generation = runtime.generate(prompt.ids, params, thinking=prompt.thinking, split_reasoning=True, param="messages")
     record.generation = generation
     fields = state.settings.reasoning_fields if thinking.shown else ()
@@ -81,7 +77,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
         return EventStream(generation, chunks, state.heartbeat)
     reply = ChatReply(generation, model.tokenizer, fields)
     await read_all(generation, request.receive, reply.take)
-    return JsonReply(to_json(reply.finish(state.model_name, body)))
+    return JsonReply(await off_loop(reply.n_characters, lambda: to_json(reply.finish(state.model_name, body))))
 
 
 def chat_params(body: ChatBody) -> GenerationParams:
@@ -245,6 +241,11 @@ class ChatReply:
     def take(self, deltas: list[ChoiceDelta]) -> None:
         for delta in deltas:
             self._deltas[delta.choice].append(delta)
+
+    @property
+    def n_characters(self) -> int:
+        """About how large the reply is."""
+        return LOGPROB_CHARACTERS * self._generation.n_logprobs
 
     def finish(self, model_name: str, body: ChatBody) -> dict[str, Any]:
         """The reply. Raises ApiError where there is none to give."""

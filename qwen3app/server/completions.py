@@ -6,7 +6,6 @@ here, as the tokenizer does it; chat is the face where it does not.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from qwen3app.errors import RequestError
 from qwen3app.runtime import ChoiceDelta, Generation, TokenInfo
 from qwen3app.runtime.params import MAX_TOP_LOGPROBS, GenerationParams
 from qwen3app.server.access_log import record_of
-from qwen3app.server.chat_completions import INLINE_CHARACTERS
+from qwen3app.server.offload import LOGPROB_CHARACTERS, off_loop
 from qwen3app.server.replies import (
     CompletionLogprobs,
     continuous_usage,
@@ -60,12 +59,8 @@ async def create_completion(request: Request[Any, Any, Any]) -> Reply:
     constraint = constraint_of(body)
     if constraint is not None:
         params = replace(params, constraint=await runtime.constraints.compile(constraint))
-    long = len(await request.body()) > INLINE_CHARACTERS
     vocab = model.info.vocab
-    if long:
-        prompts = await asyncio.to_thread(read_prompts, body.prompt, model.tokenizer, vocab)
-    else:
-        prompts = read_prompts(body.prompt, model.tokenizer, vocab)
+    prompts = await off_loop(len(await request.body()), lambda: read_prompts(body.prompt, model.tokenizer, vocab))
     generation = runtime.generate_batch([prompt.ids for prompt in prompts], params)
     record.generation = generation
     shape = CompletionShape(state.model_name, body, generation, model.tokenizer, prompts)
@@ -73,7 +68,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> Reply:
         return EventStream(generation, CompletionChunks(shape), state.heartbeat)
     reply = CompletionReply(shape)
     await read_all(generation, request.receive, reply.take)
-    return JsonReply(to_json(reply.finish()))
+    return JsonReply(await off_loop(reply.n_characters, lambda: to_json(reply.finish())))
 
 
 def completion_params(body: CompletionBody) -> GenerationParams:
@@ -247,6 +242,11 @@ class CompletionReply:
     def take(self, deltas: list[ChoiceDelta]) -> None:
         for delta in deltas:
             self._deltas[delta.choice].append(delta)
+
+    @property
+    def n_characters(self) -> int:
+        """About how large the reply is."""
+        return LOGPROB_CHARACTERS * self._shape.generation.n_logprobs
 
     def finish(self) -> dict[str, Any]:
         """The reply."""

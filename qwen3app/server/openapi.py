@@ -15,13 +15,14 @@ import msgspec
 from litestar import Request, get
 
 from qwen3app import __version__
-from qwen3app.runtime.params import MAX_SAMPLES, MAX_TEMPERATURE, MAX_TOP_LOGPROBS
+from qwen3app.runtime.params import MAX_SAMPLES, MAX_STOP_IDS, MAX_STOPS, MAX_TEMPERATURE, MAX_TOP_LOGPROBS
 from qwen3app.server import reply_types
 from qwen3app.server.health import PROBES
 from qwen3app.server.replies import to_json
-from qwen3app.server.requests import NEUTRAL, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from qwen3app.server.requests import MAX_BIASES, NEUTRAL, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from qwen3app.server.sse import JsonReply, Reply
 from qwen3app.server.thinking import EFFORT_BUDGETS
+from qwen3app.server.tools import MAX_TOOLS
 from qwen3app.text.messages import ROLES
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "min_tokens": {"minimum": 0},
     "top_logprobs": {"minimum": 0, "maximum": MAX_TOP_LOGPROBS},
     "prompt_logprobs": {"minimum": 0, "maximum": MAX_TOP_LOGPROBS},
+    "stop": {"maxItems": MAX_STOPS},
+    "stop_token_ids": {"maxItems": MAX_STOP_IDS},
+    "logit_bias": {"maxProperties": MAX_BIASES},
+    "tools": {"maxItems": MAX_TOOLS},
     "thinking_budget": {"minimum": -1},
     "thinking_token_budget": {"minimum": -1},
     "reasoning_effort": {"enum": [*EFFORT_BUDGETS, None]},

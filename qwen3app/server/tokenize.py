@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request, post
 
 from qwen3app.errors import RequestError
-from qwen3app.server.chat_completions import INLINE_CHARACTERS
 from qwen3app.server.chat_prompt import chat_prompt
+from qwen3app.server.offload import off_loop
 from qwen3app.server.replies import to_json
 from qwen3app.server.requests import DetokenizeBody, TokenizeBody, read_body
 from qwen3app.server.sse import JsonReply, Reply
@@ -30,20 +29,21 @@ async def tokenize(request: Request[Any, Any, Any]) -> Reply:
         raise RequestError("Give either prompt or messages.", "prompt")
     thinking = thinking_of(body, state.settings)
 
-    def encode() -> list[int]:
+    def encode() -> bytes:
         if body.prompt is not None:
-            return model.tokenizer.encode_raw(body.prompt)
-        return chat_prompt(model.template, body, thinking, body.tools).ids
+            tokens = model.tokenizer.encode_raw(body.prompt)
+        else:
+            tokens = chat_prompt(model.template, body, thinking, body.tools).ids
+        text = model.tokenizer.token_text
+        reply: dict[str, Any] = {
+            "tokens": tokens,
+            "count": len(tokens),
+            "max_model_len": model.info.max_context,
+            "token_strs": [text(token) for token in tokens] if body.return_token_strs else None,
+        }
+        return to_json(reply)
 
-    long = len(await request.body()) > INLINE_CHARACTERS
-    tokens = await asyncio.to_thread(encode) if long else encode()
-    reply: dict[str, Any] = {
-        "tokens": tokens,
-        "count": len(tokens),
-        "max_model_len": model.info.max_context,
-        "token_strs": [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
-    }
-    return JsonReply(to_json(reply))
+    return JsonReply(await off_loop(len(await request.body()), encode))
 
 
 @post("/detokenize", status_code=200)
@@ -54,7 +54,11 @@ async def detokenize(request: Request[Any, Any, Any]) -> Reply:
     model, _ = state.ready()
     state.check_model(body.model)
     n_ids = model.info.vocab
-    for i, token in enumerate(body.tokens):
-        if not 0 <= token < n_ids:
-            raise RequestError(f"tokens[{i}] is {token}; token ids are 0 to {n_ids - 1}.", f"tokens[{i}]")
-    return JsonReply(to_json({"prompt": model.tokenizer.decode(body.tokens, skip_special=False)}))
+
+    def decode() -> bytes:
+        for i, token in enumerate(body.tokens):
+            if not 0 <= token < n_ids:
+                raise RequestError(f"tokens[{i}] is {token}; token ids are 0 to {n_ids - 1}.", f"tokens[{i}]")
+        return to_json({"prompt": model.tokenizer.decode(body.tokens, skip_special=False)})
+
+    return JsonReply(await off_loop(len(await request.body()), decode))

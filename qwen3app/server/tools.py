@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qwen3app.text.tool_calls import ToolCall
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+MAX_TOOLS = 4096  # 6 ms of the event loop
 NEVER = -100.0  # the strongest logit_bias
 
 
@@ -59,6 +60,8 @@ class ToolRequest:
 
 def tool_request(body: ChatBody) -> ToolRequest:
     """The request's tools; RequestError with the place of a fault."""
+    if body.tools is not None and len(body.tools) > MAX_TOOLS:
+        raise RequestError(f"tools takes at most {MAX_TOOLS} tools, got {len(body.tools)}.", "tools")
     functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
     choice: Any = "auto" if body.tool_choice is None else body.tool_choice
     if not functions:

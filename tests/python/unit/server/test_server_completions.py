@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from fake_engine import FakeEngine, Reply, make_info
 from serving import TextParts, events_of, make_model, serving
 
 from qwen3app.abi import EngineRequest
+from qwen3app.server import offload
 
 
 def says(parts: TextParts, text: str, end: bool = True) -> Reply:
@@ -155,11 +158,21 @@ async def test_usage_in_streams(text_parts: TextParts) -> None:
 
 
 async def test_too_many_answers_are_refused(text_parts: TextParts) -> None:
-    engine = FakeEngine()
-    async with serving(make_model(text_parts, engine)) as server:
+    """What can never be admitted is no 429, which would be sent again and again."""
+    engine = FakeEngine(lambda request, sample: [70])
+    model = make_model(text_parts, engine)
+    async with serving(model) as server:
         response = await server.complete({"prompt": ["a"] * 100, "n": 128})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
-    assert not engine.requests
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+        model.max_queue = 8  # beside 32 slots
+        for prompt, n, param in ((["a"] * 41, 1, "prompt"), ("a", 41, "n"), (["a"] * 21, 2, "n")):
+            for stream in (False, True):
+                response = await server.complete({"prompt": prompt, "n": n, "stream": stream})
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, param)
+                assert "more than 40 answers" in error["message"]
+        assert not engine.requests
+        assert len((await server.complete({"prompt": ["a"] * 40, "max_tokens": 1})).json()["choices"]) == 40
 
 
 async def test_suffix_is_refused(text_parts: TextParts) -> None:
@@ -205,3 +218,53 @@ async def test_tokenize_and_detokenize(text_parts: TextParts) -> None:
             response = await server.post(path, body)
             assert (response.status_code, response.json()["error"]["param"]) == (400, param), body
         assert (await server.post("/tokenize", {"prompt": "a", "model": "other"})).status_code == 404
+
+
+async def test_what_would_hold_the_event_loop_is_limited_or_done_beside_it(
+    text_parts: TextParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = 0
+    to_thread = asyncio.to_thread
+
+    async def counting(work: Callable[[], Any]) -> Any:
+        nonlocal beside
+        beside += 1
+        return await to_thread(work)
+
+    monkeypatch.setattr(offload.asyncio, "to_thread", counting)
+    engine = FakeEngine(lambda request, sample: [70] * 100)
+    async with serving(make_model(text_parts, engine)) as server:
+        path = "/v1/completions"
+        cases: list[tuple[str, dict[str, Any], str | None]] = [
+            (path, {"prompt": "hi", "logit_bias": {str(i): 1 for i in range(40_000)}}, "logit_bias"),
+            (path, {"prompt": "hi", "stop_token_ids": [5] * 5000}, "stop_token_ids"),
+            (
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f"}] * 5000},
+                "tools",
+            ),
+        ]
+        for where, body, param in cases:
+            response = await server.post(where, body)
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, param) and "at most" in error["message"]
+        assert beside == 0
+        big = [path, "/v1/chat/completions"]
+        for where in big:  # replies with many log-probabilities
+            body = {"prompt": "hi", "messages": [{"role": "user", "content": "a"}], "max_tokens": 100}
+            body |= {"ignore_eos": True}
+            body |= {"logprobs": 5} if where == path else {"logprobs": True, "top_logprobs": 5}
+            choice = (await server.post(where, body)).json()["choices"][0]["logprobs"]
+            assert len(choice["tokens" if where == path else "content"]) == 100
+        assert beside == 2
+        response = await server.post("/detokenize", {"tokens": [5] * 20_000})
+        assert len(response.json()["prompt"]) == 20_000 and beside == 3
+        response = await server.post("/tokenize", {"prompt": "a " * 10_000, "return_token_strs": True})
+        assert response.json()["count"] == len(response.json()["token_strs"]) and beside == 4
+        # the field of half a pair is looked for in small bodies only
+        surrogate = b'{"prompt":"hi","x":["\\uD83D"]%b}'
+        small = await server.client.post(path, content=surrogate % b"")
+        large = await server.client.post(path, content=surrogate % (b',"y":"' + b"a" * 300_000 + b'"'))
+        assert (small.json()["error"]["param"], small.json()["error"]["code"]) == ("x[0]", "invalid_unicode")
+        assert (large.status_code, large.json()["error"]["code"]) == (400, "invalid_json")
+        assert "must come in pairs" in large.json()["error"]["message"]
