@@ -15,6 +15,7 @@ import contextlib
 import errno
 import gc
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -40,6 +41,7 @@ FAILED_SECONDS = 10.0
 # After the answers have ended, how long slow readers get for the last bytes.
 _FLUSH_SECONDS = 3
 _BACKLOG = 2048
+_MAX_FILES = 65_536
 
 
 def run_server(settings: ServeSettings) -> int:
@@ -48,6 +50,7 @@ def run_server(settings: ServeSettings) -> int:
     tls = tls_context(settings.guards)
     listener = bind(settings.host, settings.port)
     loader = Loader(directory, settings)  # before the heavy imports below: it loads while they do
+    raise_file_limit()
     try:
         from qwen3app.server.access_log import Log
 
@@ -57,6 +60,15 @@ def run_server(settings: ServeSettings) -> int:
     finally:
         loader.abandon()
         listener.close()
+
+
+def raise_file_limit() -> None:
+    """Takes as many open files as the system lets this process have: each client is one, and the usual 1,024 are fewer
+    than a full queue."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:

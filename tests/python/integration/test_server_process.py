@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -133,6 +134,34 @@ async def test_500_requests_with_random_disconnects(start_server: StartServer, t
     assert results.count("answered") >= 150 and results.count("left") >= 50
     await asyncio.to_thread(wait_until_idle, server.url)
     assert httpx.get(server.url + "/health").status_code == 200
+    assert server.stop() == 0
+
+
+async def test_more_clients_than_the_usual_limit_of_files(start_server: StartServer, tiny_model_dir: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 40  # what this process has open, and some
+    n_clients = low + 50
+    if min(soft, hard) < 2 * n_clients:
+        pytest.skip("the system lets nobody have more files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+    try:
+        server = start_server(tiny_model_dir, "--max-ctx", "512", wait=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    wait_for(server, r'"event":"ready"')
+    limits = httpx.Limits(max_connections=n_clients)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+
+        async def hold() -> int:
+            async with client.stream("POST", "/v1/completions", json=body_of(0) | {"prompt": "x"}) as reply:
+                n_open.append(reply.status_code)
+                while len(n_open) < n_clients:  # all are open at once
+                    await asyncio.sleep(0.01)
+                await reply.aread()
+                return reply.status_code
+
+        n_open: list[int] = []
+        assert await asyncio.gather(*(hold() for _ in range(n_clients))) == [200] * n_clients
     assert server.stop() == 0
 
 
