@@ -110,7 +110,7 @@ class _Pieces:
         self.bos_token_id = None
         self.tokens = pieces
         self.special_token_ids = list(tokenizer.added_tokens)
-        self._encode = tokenizer.encode_plain
+        self._encode = tokenizer.encode_exact  # forced text is found by its bytes
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(text)

@@ -144,6 +144,23 @@ def test_answers_match_a_pattern_to_the_letter(real_server: RealServer, pattern:
         assert re.fullmatch(pattern, choice["message"]["content"]), choice
 
 
+@pytest.mark.parametrize(
+    "text", ["e\u0301", "Vie\u0323\u0302t Nam", "\u1112\u1161\u11ab\u1100\u116e\u11a8.txt", "\u212b"]
+)
+def test_text_that_the_tokenizer_would_normalise_is_enforced_to_the_letter(real_server: RealServer, text: str) -> None:
+    """As names of files are spelled on some systems."""
+    schema = {"type": "object", "properties": {text: {"const": text}}, "required": [text], **CLOSED}
+    fields: list[tuple[dict[str, Any], str]] = [
+        ({"structured_outputs": {"choice": [text]}}, text),
+        ({"structured_outputs": {"regex": re.escape(text) + "!"}}, text + "!"),
+        ({"structured_outputs": {"json": schema} | COMPACT}, json.dumps({text: text}, ensure_ascii=False)),
+    ]
+    for asked, answer in fields:
+        choice = choices(chat(real_server, **asked))[0]
+        content = choice["message"]["content"]
+        assert (content.replace('": "', '":"'), choice["finish_reason"]) == (answer.replace('": "', '":"'), "stop")
+
+
 def test_choices_and_grammars(real_server: RealServer) -> None:
     names = ["red", "green", "blue", 'a "quoted"\nline', "日本", ""]
     for seed in range(6):
