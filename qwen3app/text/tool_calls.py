@@ -6,7 +6,8 @@ The rules:
 - Behind `<tool_call>` and white space stands `{`; else the tag is a word of the text.
 - The object is followed with its strings, so tags inside a string are text of the string. It ends with its last brace;
   then `</tool_call>` ends the call. The next `<tool_call>` or the end of the text does too: the tag was forgotten.
-- A call has a name and arguments that are an object (or a string that holds one; null, "" or nothing are {}), no more.
+- A call has a name and arguments that are an object (or a string that holds one; null, "" or nothing are {}). Other
+  fields ("id", "type") are passed over beside both; without arguments they may mean them, and the call is malformed.
   The arguments keep the model's spelling, so that they render to the same ids when they come back in the history.
   Raw control characters inside strings are escaped, escapes of half a character become U+FFFD; any other fault makes
   the call malformed.
@@ -74,7 +75,13 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+class _CallAndMore(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw
+
+
 _decode_call = msgspec.json.Decoder(_Call).decode
+_decode_call_and_more = msgspec.json.Decoder(_CallAndMore).decode
 _decode_string = msgspec.json.Decoder(str).decode
 _check_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -90,7 +97,10 @@ def parse_call(raw: str) -> ToolCall | None:
 
 def _parsed(text: str, raw: str) -> ToolCall | None:
     try:
-        call = _decode_call(text)
+        try:
+            call: _Call | _CallAndMore = _decode_call(text)
+        except msgspec.ValidationError:  # it is JSON
+            call = _decode_call_and_more(text)
         arguments = bytes(call.arguments).decode()
         if arguments in ("null", '""'):
             arguments = "{}"

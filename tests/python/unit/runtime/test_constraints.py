@@ -7,11 +7,12 @@ import json
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from serving import TextParts
+from serving import TextParts, load_text
 
 from qwen3app.errors import AppError, EngineError, RequestError, Status
 from qwen3app.runtime import constraints as module
@@ -30,6 +31,11 @@ def tokens(text_parts: TextParts) -> GrammarTokens:
 @pytest.fixture
 def constraints(text_parts: TextParts, tokens: GrammarTokens) -> Constraints:
     return Constraints(text_parts.tokenizer, tokens)
+
+
+@pytest.fixture(scope="module")
+def official() -> Constraints:
+    return Constraints(load_text(Path(__file__).parents[3] / "data" / "qwen3").tokenizer)
 
 
 def ids(mask: bytes) -> set[int]:
@@ -67,6 +73,20 @@ async def test_an_end_and_control_tokens_come_only_where_they_may(
     push_text(text_parts, sample, "z")
     assert ids(sample.mask) & set(tokenizer.added_tokens) == eos
     assert max(ids(sample.mask)) < tokenizer.n_ids
+
+
+async def test_b49_the_official_tokens_that_begin_an_object(official: Constraints) -> None:
+    """`{"` is one token of the official tokenizer, and a legal first one with thinking off and on."""
+    for schema in ({"type": "object"}, {"properties": {"a": {"type": "string"}}, "required": ["a"]}):
+        constraint = await official.compile(ConstraintSpec("json", schema, "p"))
+        for thinking, may_think in ((False, False), (False, True), (True, True)):
+            sample = constraint.sample(thinking=thinking, may_think=may_think)
+            if thinking:
+                sample.push(151668)  # </think>
+                sample.push(271)  # an empty line
+            assert {90, 4913} <= ids(sample.mask)  # `{` and `{"`
+            sample.push(4913)
+            assert ids(sample.mask) and 151645 not in ids(sample.mask)
 
 
 async def test_phases_of_a_thought(text_parts: TextParts, constraints: Constraints) -> None:

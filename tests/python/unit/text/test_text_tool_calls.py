@@ -87,6 +87,8 @@ def call(body: str, close: str = "</tool_call>") -> str:
         ('{"name": "f", "arguments": {"a" : 1.50, "b":1e3, "a": "\\u00e9"}}', '{"a" : 1.50, "b":1e3, "a": "\\u00e9"}'),
         ('{"arguments": {"a": 1}, "name": "f"}', '{"a": 1}'),
         ('{"name":"f","arguments":{"a":"\\\\"}}', '{"a":"\\\\"}'),
+        # fields that other servers' models learn
+        ('{"id":"call_1","type":"function","name":"f","arguments":{"a":1}}', '{"a":1}'),
         # no arguments
         ('{"name":"f"}', "{}"),
         ('{"name":"f","arguments":null}', "{}"),
@@ -139,6 +141,9 @@ def test_b01_b02_b03_b11_calls(body: str, arguments: str) -> None:
         '<tool_call>{"name":"f","arguments":5}</tool_call>',
         '<tool_call>{"name":"f","arguments":"Beijing"}</tool_call>',
         '<tool_call>{"name":"f","parameters":{"a":1}}</tool_call>',
+        '<tool_call>{"name":"f","id":"call_1"}</tool_call>',
+        '<tool_call>{"type":"function","function":{"name":"f","arguments":{}}}</tool_call>',
+        '<tool_call>{"name":"f","arguments":{},"id":}</tool_call>',
         '<tool_call>["name"]</tool_call>',
         '<tool_call>{"name":"f","arguments":{"a":' + '{"a":' * 300 + "1" + "}" * 302 + "</tool_call>",
         '<tool_call>{"name":"f","arguments":{"a":' + "[" * 100_000 + "]" * 100_000 + "}}</tool_call>",
