@@ -200,8 +200,11 @@ class ChatChunks:
 
     def _event(self, delta: ChoiceDelta, field: bytes, finish_reason: str | None) -> bytes:
         """One event: a field of the delta (or none, b""), and what stands beside the delta."""
-        choice, fields = delta.choice, [field] if field else []
+        choice, fields, before = delta.choice, [field] if field else [], b""
         if not self._begun[choice]:
+            # Choices begin in order: openai's stream() helper keeps them in a list in which it looks them up by index.
+            if choice and not self._begun[choice - 1]:
+                before = self._event(ChoiceDelta(choice - 1, "", "", None, None, None), b'"content":""', None)
             self._begun[choice] = True
             fields.insert(0, b'"role":"assistant"')
         tail = [b'},"logprobs":']
@@ -219,7 +222,7 @@ class ChatChunks:
         if self._running_usage:
             n_tokens = self._generation.tokens_by_choice[choice]
             tail.append(b',"usage":%s' % to_json(continuous_usage(self._generation, n_tokens)))
-        return self._prefixes[choice] + b",".join(fields) + b"".join(tail) + b"}\n\n"
+        return before + self._prefixes[choice] + b",".join(fields) + b"".join(tail) + b"}\n\n"
 
     def end(self) -> bytes:
         if not self._usage:

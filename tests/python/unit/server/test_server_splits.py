@@ -156,6 +156,7 @@ def summed(chunks: list[Any]) -> dict[str, Any]:
         for choice in chunk["choices"]:
             delta = choice["delta"]
             if choice["index"] not in messages:
+                assert choice["index"] == len(messages), "choices begin in order"
                 assert delta.pop("role") == "assistant"
                 empty: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "tokens": [], "ids": []}
                 messages[choice["index"]] = {**empty, "finish": None, "stop": None}
