@@ -40,6 +40,7 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
         _stage = _HEAD
         _head_bytes = 0
         _patience: asyncio.TimerHandle | None = None
+        _answered: RequestResponseCycle | None = None  # the app is at it; others wait in the pipeline
         _offers_upgrade = False
         _record: Record  # of the request whose head came last
         _refused = False  # what else this peer sends is dropped
@@ -80,6 +81,8 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
             accepted and the body for the other protocol's, so it gets the head anew, without the offer."""
             lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
             lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)  # the other one may think that the connection is over
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             return b"\r\n".join(lines) + b"\r\n\r\n"
 
         def on_message_begin(self) -> None:
@@ -117,7 +120,15 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
+            self.pipeline.clear()
+            if self._answered is not None and not self._answered.response_complete:
+                self._answered.disconnected = True  # uvicorn tells only the request that came last
+                self._answered.message_event.set()
             super().connection_lost(exc)
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self._answered = cycle
+            super()._start_asgi_task(cycle, app)
 
         def pause_writing(self) -> None:
             super().pause_writing()

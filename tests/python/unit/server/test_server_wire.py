@@ -153,6 +153,8 @@ async def test_an_upgrade_that_is_offered_is_declined_and_the_request_answered(t
             answer = await say(server, data, cuts)
             assert statuses(answer) == [200] * (len(requests) + 1), cuts
             assert answer.count(b'"text":"ok"') == 6 and answer.count(b'"object":"list"') == 5
+        closing = sized(GOOD, "connection: close, upgrade\r\nupgrade: h2c\r\n")
+        assert statuses(await say(server, closing, [])) == [200]
         too_long = sized(GOOD, OFFER + "x: " + "y" * 9000 + "\r\n")
         assert statuses(await say(server, too_long, [])) == [431]
         assert statuses(await say(server, b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n" + GET, [])) == [400]
@@ -176,6 +178,24 @@ async def test_http_1_0_gets_no_chunks(text_parts: TextParts) -> None:
                 assert b"content-length: %d\r\n" % len(content) in head + b"\r\n"
         head = await say(server, GET.replace(b"GET", b"HEAD").replace(b"HTTP/1.1", b"HTTP/1.0"), [])
         assert statuses(head) == [200] and head.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("body", [b"plain", b"stream"], ids=str)
+async def test_b86_a_client_that_leaves_with_requests_in_a_row_leaves_nothing_behind(
+    text_parts: TextParts, body: bytes
+) -> None:
+    asked = {"prompt": "hi", "max_tokens": 400, "ignore_eos": True, "stream": body == b"stream"}
+    engine = FakeEngine(lambda request, sample: [70] * 400, step=0.05)
+    async with serving(make_model(text_parts, engine), guards=PATIENT) as server:
+        for abort in (False, True):
+            n_before = len(engine.requests)
+            _, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(sized(json.dumps(asked).encode()) * 3)
+            await until(lambda n=n_before: len(engine.requests) > n)  # type: ignore[misc]
+            writer.transport.abort() if abort else writer.close()
+            await until(lambda: not engine.open_samples and server.life.state.http.n_open == 0)
+            assert len(engine.requests) == n_before + 1  # the others were never begun
+        assert {key[2] for key in server.life.state.http.requests} == {"499"}
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
