@@ -155,7 +155,7 @@ class Runtime:
         most = min(_MAX_CHOICES, self.model.info.max_slots + self.model.max_queue)  # more would never be admitted
         if len(prompts) * params.n > most:
             raise RequestError(
-                f"{len(prompts)} prompts with n {params.n} make more than {most} answers, all that run and wait here; "
+                f"This request makes {len(prompts) * params.n} answers, more than the {most} that run and wait here; "
                 "send fewer at once.",
                 "prompt" if params.n == 1 else "n",
             )

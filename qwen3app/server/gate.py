@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _LOOK_AGAIN = 0.05
 
 
+# Answered while the model is being loaded and after the engine has failed, too.
+_ANY_TIME = PROBES | {"/metrics"}
+
+
 class Gate:
     """ASGI middleware; see the file's head."""
 
@@ -48,7 +52,7 @@ class Gate:
         try:
             if path not in self._open:
                 self._check_keys(scope)
-            if path not in PROBES:
+            if path not in _ANY_TIME:
                 self._state.ready()
         except ApiError as error:
             return await send_error(error, send)

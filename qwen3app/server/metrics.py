@@ -18,9 +18,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from qwen3app import __version__
+from qwen3app.errors import EngineError
 from qwen3app.server.sse import JsonReply, Reply
 
 if TYPE_CHECKING:
+    from qwen3app.abi.types import EngineStats
     from qwen3app.runtime import LoadedModel
     from qwen3app.server.state import ServerState, Serving
 
@@ -104,17 +106,22 @@ class ServerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         state = self._state
-        yield _gauge("qwen3_up", "1 when requests are taken.", float(state.serving is not None and not state.failure))
+        up = state.serving is not None and state.failure is None and not state.draining
+        yield _gauge("qwen3_up", "1 when requests are taken.", float(up))
         build = GaugeMetricFamily("qwen3_build_info", "Version of the server.", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
         yield from self._http()
-        if state.serving is not None:
-            yield from self._engine(state.serving)
+        if state.serving is None:
+            return
+        try:
+            stats = state.serving.model.engine.stats()
+        except EngineError:
+            return  # it is being closed
+        yield from self._engine(state.serving, stats)
 
-    def _engine(self, serving: Serving) -> Iterator[Metric]:
+    def _engine(self, serving: Serving, stats: EngineStats) -> Iterator[Metric]:
         name, (model, runtime) = self._state.model_name, serving
-        stats = model.engine.stats()
         for field, names in _GAUGES.items():
             for full in self._full(names):
                 yield _gauge(full, names.help, getattr(stats, field), name)

@@ -170,7 +170,7 @@ async def test_too_many_answers_are_refused(text_parts: TextParts) -> None:
                 response = await server.complete({"prompt": prompt, "n": n, "stream": stream})
                 error = response.json()["error"]
                 assert (response.status_code, error["param"]) == (400, param)
-                assert "more than 40 answers" in error["message"]
+                assert "more than the 40 that" in error["message"]
         assert not engine.requests
         assert len((await server.complete({"prompt": ["a"] * 40, "max_tokens": 1})).json()["choices"]) == 40
 

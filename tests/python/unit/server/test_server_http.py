@@ -162,7 +162,9 @@ async def test_loading(text_parts: TextParts) -> None:
         health = await server.client.get("/health")
         assert health.status_code == 503
         assert health.json() == {"status": "loading", "phase": "weights", "done": 1, "total": 4, "progress": 0.25}
-        for path in ("/v1/models", "/metrics", "/nope"):
+        loading = await server.client.get("/metrics")
+        assert loading.status_code == 200 and "\nqwen3_up 0.0\n" in loading.text and "vllm:" not in loading.text
+        for path in ("/v1/models", "/nope"):
             response = await server.client.get(path)
             assert (response.status_code, error_of(response)["code"]) == (503, "model_loading")
             assert int(response.headers["retry-after"]) > 0
@@ -170,6 +172,8 @@ async def test_loading(text_parts: TextParts) -> None:
         loader.ready.set()
         await asyncio.sleep(0.1)
         assert (await server.client.get("/health")).json() == {"status": "ok", "model": "fake"}
+        loaded = (await server.client.get("/metrics")).text
+        assert "\nqwen3_up 1.0\n" in loaded and "\nvllm:num_requests_running{" in loaded
 
 
 async def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
@@ -232,6 +236,9 @@ async def test_b89_engine_failure(text_parts: TextParts, monkeypatch: pytest.Mon
             assert (await server.client.get(path)).status_code == 503
         response = await server.chat({})
         assert (response.status_code, error_of(response)["code"]) == (503, "engine_failed")
+        failed = (await server.client.get("/metrics")).text
+        assert "\nqwen3_up 0.0\n" in failed
+        assert '\nqwen3_samples_finished_total{finished_reason="error",model_name="fake"} 2.0\n' in failed
         assert await asyncio.wait_for(asyncio.shield(server.task), 10) == 1
 
 
@@ -252,6 +259,7 @@ async def test_drain(text_parts: TextParts) -> None:
         health = await server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "draining")
         assert (await server.client.get("/healthz")).status_code == 200  # nobody should start it anew
+        assert "\nqwen3_up 0.0\n" in (await server.client.get("/metrics")).text
         refused = await server.chat({})
         assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
         chunks = events_of((await running).text)
