@@ -200,11 +200,11 @@ class ChatChunks:
 
     def _event(self, delta: ChoiceDelta, field: bytes, finish_reason: str | None) -> bytes:
         """One event: a field of the delta (or none, b""), and what stands beside the delta."""
-        choice, fields, before = delta.choice, [field] if field else [], b""
+        choice = delta.choice
+        fields = [field] if field else []
         if not self._begun[choice]:
-            # Choices begin in order: openai's stream() helper keeps them in a list in which it looks them up by index.
-            if choice and not self._begun[choice - 1]:
-                before = self._event(ChoiceDelta(choice - 1, "", "", None, None, None), b'"content":""', None)
+            if choice and (self._logprobs or not self._begun[choice - 1]):
+                return self._opening(choice) + self._event(delta, field, finish_reason)
             self._begun[choice] = True
             fields.insert(0, b'"role":"assistant"')
         tail = [b'},"logprobs":']
@@ -222,7 +222,18 @@ class ChatChunks:
         if self._running_usage:
             n_tokens = self._generation.tokens_by_choice[choice]
             tail.append(b',"usage":%s' % to_json(continuous_usage(self._generation, n_tokens)))
-        return before + self._prefixes[choice] + b",".join(fields) + b"".join(tail) + b"}\n\n"
+        return self._prefixes[choice] + b",".join(fields) + b"".join(tail) + b"}\n\n"
+
+    def _opening(self, choice: int) -> bytes:
+        """Empty first deltas of this choice and those before it. openai's stream() helper keeps choices in a list, in
+        which one that comes too early takes another one's place, and counts logprobs of a first delta twice."""
+        events = []
+        for i in range(choice + 1):
+            if not self._begun[i]:
+                self._begun[i] = True
+                empty = ChoiceDelta(i, "", "", None, None, None)
+                events.append(self._event(empty, b'"role":"assistant","content":""', None))
+        return b"".join(events)
 
     def end(self) -> bytes:
         if not self._usage:

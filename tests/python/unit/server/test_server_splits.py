@@ -158,6 +158,7 @@ def summed(chunks: list[Any]) -> dict[str, Any]:
             if choice["index"] not in messages:
                 assert choice["index"] == len(messages), "choices begin in order"
                 assert delta.pop("role") == "assistant"
+                assert not choice["index"] or choice["logprobs"] is None
                 empty: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "tokens": [], "ids": []}
                 messages[choice["index"]] = {**empty, "finish": None, "stop": None}
             mine = messages[choice["index"]]

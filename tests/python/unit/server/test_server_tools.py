@@ -379,14 +379,17 @@ async def test_openai_client_tools_loop(text_parts: TextParts) -> None:
 
 
 async def test_openai_stream_helper_keeps_choices_apart(text_parts: TextParts) -> None:
-    """It takes the first chunk of a choice that comes early for another one's. Here the last choice speaks first."""
+    """It takes the first chunk of a choice that comes early for another one's, and counts its logprobs twice. Here the
+    last choice speaks first."""
     said = [f"{CALL_ADD}\n{CALL_LS}", f"<think>\nhm\n</think>\n\n{CALL_LS}", "Well, no."]
     ids = [[*text_parts.tokenizer.encode_raw(text), text_parts.tokenizer.eos_ids[-1]] for text in said]
     engine = FakeEngine(lambda request, sample: ids[sample], step=0.001)
     async with serving(make_model(text_parts, engine)) as server:
         client = openai.AsyncOpenAI(base_url=f"http://{server.host}:{server.port}/v1", api_key="x", max_retries=0)
         for _ in range(3):
-            stream = client.chat.completions.stream(model="fake", messages=USER, tools=TOOLS["tools"], n=3)
+            stream = client.chat.completions.stream(
+                model="fake", messages=USER, tools=TOOLS["tools"], n=3, logprobs=True
+            )
             async with stream as events:
                 async for _ in events:
                     pass
@@ -394,6 +397,8 @@ async def test_openai_stream_helper_keeps_choices_apart(text_parts: TextParts) -
             found = [[call.function.name for call in choice.message.tool_calls or ()] for choice in completion.choices]
             assert found == [["add", "ls"], ["ls"], []]
             assert [choice.index for choice in completion.choices] == [0, 1, 2]
+            tokens = [[token.token for token in choice.logprobs.content] for choice in completion.choices]
+            assert tokens == [[text_parts.tokenizer.token_text(token) for token in each[:-1]] for each in ids]
             assert [choice.message.content or "" for choice in completion.choices] == ["", "", "Well, no."]
         await client.close()
 
