@@ -3,6 +3,7 @@
 Imports of ours: abi, text, errors. Knows nothing of HTTP or the terminal.
 """
 
+from qwen3app.abi.types import EngineStats
 from qwen3app.runtime.generation import ChoiceDelta, Generation, Timings, TokenInfo, Usage
 from qwen3app.runtime.loaded_model import LoadedModel
 from qwen3app.runtime.params import GenerationParams
@@ -10,6 +11,7 @@ from qwen3app.runtime.runtime import Runtime
 
 __all__ = [
     "ChoiceDelta",
+    "EngineStats",
     "Generation",
     "GenerationParams",
     "LoadedModel",

@@ -22,8 +22,7 @@ from qwen3app.errors import EngineError
 from qwen3app.server.sse import JsonReply, Reply
 
 if TYPE_CHECKING:
-    from qwen3app.abi.types import EngineStats
-    from qwen3app.runtime import LoadedModel
+    from qwen3app.runtime import EngineStats, LoadedModel
     from qwen3app.server.state import ServerState, Serving
 
 
