@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 from fake_engine import FakeEngine
 
+from qwen3app.abi.types import Event, EventKind
 from qwen3app.runtime import ChoiceDelta, Generation, LoadedModel
 from qwen3app.runtime import runtime as runtime_module
 from qwen3app.server.access_log import Log
@@ -52,6 +53,23 @@ def make_model(parts: TextParts, engine: FakeEngine, defaults: SamplingDefaults 
 async def read(generation: Generation) -> list[ChoiceDelta]:
     """All deltas of a generation."""
     return [delta async for deltas in generation for delta in deltas]
+
+
+def deliver(generation: Generation, events: Sequence[Event], logprobs: Sequence[tuple[int, float]]) -> None:
+    """Gives a generation events as the runtime does, for tests that decide how they come; `_collect` has the deltas."""
+    for event in events:
+        choice = generation._choices[event[3]]
+        top = logprobs[event[7] : event[7] + event[6]]
+        if event[2] == EventKind.PROMPT_TOKEN:
+            generation._post_prompt_token(choice, event, top)
+            continue
+        if top:
+            choice.tops[event[0], event[10]] = top
+        if event[2] == EventKind.FINISHED:
+            generation._post_finished(choice, event)
+        if not choice.pending:
+            generation._ready.append(choice)
+        choice.pending.append(event)
 
 
 def content_of(deltas: list[ChoiceDelta], choice: int = 0) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import TextParts
+from serving import TextParts, deliver
 
 from qwen3app.abi import EngineRequest, Event
 from qwen3app.runtime import GenerationParams
@@ -58,16 +58,10 @@ async def collect(
         return OutputStream(parts.tokenizer, stops=params.stop, calls=params.calls, **options)
 
     generation = Generation([[1]], params, make, stop_ids, lambda *key: cancelled.append(key), Observations())
-    (choice,) = generation._choices
     content, reasoning, tokens, calls, ends = "", "", [], [], []
     bounds = sorted({0, len(events), *(split % (len(events) + 1) for split in splits)})
     for begin, end in itertools.pairwise(bounds):
-        for event in events[begin:end]:
-            if not choice.pending:
-                generation._ready.append(choice)
-            choice.pending.append(event)
-            if event[2] == 3:
-                generation._post_finished(choice, event)
+        deliver(generation, events[begin:end], [])
         for delta in generation._collect():
             assert not ends, "a delta after the end"
             content += delta.content

@@ -1,4 +1,5 @@
-"""stream == plain, field by field, for whatever way the engine's events arrive; usage and timings."""
+"""stream == plain in completions, field by field, for whatever way the engine's events arrive (chat:
+test_server_splits.py); usage and timings."""
 
 from __future__ import annotations
 
@@ -12,15 +13,13 @@ import pytest
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import TextParts, events_of, make_model, serving
+from serving import TextParts, deliver, events_of, make_model, serving
 
 from qwen3app.abi import EngineRequest, Event, EventBatch
 from qwen3app.runtime import ChoiceDelta, Generation, GenerationParams
 from qwen3app.runtime.observations import Observations
-from qwen3app.server.chat_completions import ChatChunks, ChatReply
 from qwen3app.server.completions import CompletionChunks, CompletionReply, CompletionShape, Prompt
-from qwen3app.server.requests import ChatBody, CompletionBody, StreamOptions
-from qwen3app.settings import REASONING_FIELDS
+from qwen3app.server.requests import CompletionBody, StreamOptions
 from qwen3app.text.output import OutputStream
 
 PIECES = [
@@ -45,9 +44,6 @@ def run(
     scripts: list[list[int]],
     splits: list[int],
     params: GenerationParams,
-    *,
-    split: bool,
-    thinking: bool,
 ) -> tuple[Generation, list[list[ChoiceDelta]]]:
     """One prompt, one sample per script; the events cut into batches at `splits`, read after each."""
     prompt = parts.tokenizer.encode_raw(PROMPT)
@@ -66,8 +62,8 @@ def run(
     def make() -> OutputStream:
         return OutputStream(
             parts.tokenizer,
-            thinking=thinking,
-            split_reasoning=split,
+            thinking=False,
+            split_reasoning=False,
             stops=params.stop,
             include_stop=params.include_stop,
         )
@@ -81,19 +77,7 @@ def run(
     bounds = sorted({0, len(events), *(split % (len(events) + 1) for split in splits)})
     reads = []
     for begin, end in itertools.pairwise(bounds):
-        for event in events[begin:end]:
-            choice = generation._choices[event[3]]
-            top = batch.logprobs[event[7] : event[7] + event[6]]
-            if event[2] == 2:
-                generation._post_prompt_token(choice, event, top)
-                continue
-            if event[6]:
-                choice.tops[event[0], event[10]] = top
-            if not choice.pending:
-                generation._ready.append(choice)
-            choice.pending.append(event)
-            if event[2] == 3:
-                generation._post_finished(choice, event)
+        deliver(generation, events[begin:end], batch.logprobs)
         if generation._ready:
             deltas = generation._collect()
             if deltas:
@@ -105,19 +89,13 @@ def chunks_of(data: Iterable[bytes]) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in b"".join(data).decode().split("\n\n") if line]
 
 
-def gathered(chunks: list[dict[str, Any]], n: int, part: str) -> list[dict[str, Any]]:
+def gathered(chunks: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
     """Each choice of a stream as a plain reply would give it."""
     choices: list[dict[str, Any]] = []
     for index in range(n):
         mine = [c["choices"][0] for c in chunks if c["choices"] and c["choices"][0]["index"] == index]
         result: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
-        if part == "delta":
-            result["message"] = message = {"content": "", **dict.fromkeys(REASONING_FIELDS, "")}
-            for choice in mine:
-                for name, text in choice["delta"].items():
-                    message[name] = text if name == "role" else message[name] + text
-        else:
-            result["text"] = "".join(choice["text"] for choice in mine)
+        result["text"] = "".join(choice["text"] for choice in mine)
         for choice in mine:
             logprobs = choice["logprobs"]
             if logprobs is not None:
@@ -137,52 +115,6 @@ scripts = st.lists(st.lists(st.sampled_from(PIECES), max_size=9), min_size=1, ma
 cuts = st.lists(st.integers(0, 1000), max_size=8)
 stops = st.sampled_from([(), (" STOP",), ("世", "x")])
 PROPERTY = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@given(scripts, cuts, stops, st.booleans(), st.booleans(), st.sampled_from([None, 0, 2]))
-@PROPERTY
-def test_chat_stream_equals_plain(
-    text_parts: TextParts,
-    pieces: list[list[str]],
-    splits: list[int],
-    stop: tuple[str, ...],
-    thinking: bool,
-    include_stop: bool,
-    n_top: int | None,
-) -> None:
-    ids = [text_parts.tokenizer.encode_raw("".join(each)) for each in pieces]
-    params = GenerationParams(
-        n=len(ids),
-        stop=stop,
-        include_stop=include_stop,
-        logprobs=n_top is not None,
-        top_logprobs=n_top or 0,
-        return_tokens=True,
-    )
-    body = ChatBody(
-        logprobs=n_top is not None,
-        top_logprobs=n_top,
-        return_token_ids=True,
-        stream_options=StreamOptions(include_usage=True),
-    )
-    options = {"split": True, "thinking": thinking}
-    whole, whole_reads = run(text_parts, ids, [], params, **options)
-    reply = ChatReply(whole, text_parts.tokenizer, REASONING_FIELDS)
-    for deltas in whole_reads:
-        reply.take(deltas)
-    plain = json.loads(json.dumps(reply.finish("m", body)))
-    for places in (splits, list(range(1000))):
-        generation, reads = run(text_parts, ids, places, params, **options)
-        encoder = ChatChunks("m", body, generation, text_parts.tokenizer, REASONING_FIELDS)
-        *chunks, last = chunks_of([encoder.encode(deltas) for deltas in reads] + [encoder.end()])
-        assert last["choices"] == [] and last["usage"] == plain["usage"] and last["timings"] == plain["timings"]
-        for choice, stream in zip(plain["choices"], gathered(chunks, len(ids), "delta"), strict=True):
-            for name in ("index", "finish_reason", "stop_reason", "token_ids"):
-                assert choice[name] == stream[name], name
-            for name in ("role", "content", *REASONING_FIELDS):
-                assert (choice["message"][name] or "") == stream["message"][name], name
-            expected = choice["logprobs"]["content"] if choice["logprobs"] else []
-            assert expected == (stream["logprobs"]["content"] if stream["logprobs"] else [])
 
 
 @given(scripts, cuts, stops, st.booleans(), st.sampled_from([None, 0, 2]))
@@ -212,18 +144,17 @@ def test_completion_stream_equals_plain(
     def shape(generation: Generation) -> CompletionShape:
         return CompletionShape("m", body, generation, text_parts.tokenizer, prompts)
 
-    options = {"split": False, "thinking": False}
-    whole, whole_reads = run(text_parts, ids, [], params, **options)
+    whole, whole_reads = run(text_parts, ids, [], params)
     reply = CompletionReply(shape(whole))
     for deltas in whole_reads:
         reply.take(deltas)
     plain = json.loads(json.dumps(reply.finish()))
     for places in (splits, list(range(1000))):
-        generation, reads = run(text_parts, ids, places, params, **options)
+        generation, reads = run(text_parts, ids, places, params)
         encoder = CompletionChunks(shape(generation))
         *chunks, last = chunks_of([encoder.encode(deltas) for deltas in reads] + [encoder.end()])
         assert last["usage"] == plain["usage"] and last["timings"] == plain["timings"]
-        for choice, stream in zip(plain["choices"], gathered(chunks, len(ids), "text"), strict=True):
+        for choice, stream in zip(plain["choices"], gathered(chunks, len(ids)), strict=True):
             for name in ("index", "text", "finish_reason", "stop_reason", "token_ids"):
                 assert choice[name] == stream[name], name
             empty: dict[str, list[Any]] = {}

@@ -15,9 +15,9 @@ import pytest
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import TextParts, events_of
+from serving import TextParts, deliver, events_of
 
-from qwen3app.abi import EngineRequest, EventBatch
+from qwen3app.abi import EngineRequest
 from qwen3app.runtime import GenerationParams
 from qwen3app.runtime.generation import Generation
 from qwen3app.runtime.observations import Observations
@@ -106,21 +106,10 @@ class Case:
         eos = frozenset(self.tokenizer.eos_ids)
         return Generation([[1]], self.params, self._output, eos, lambda request, sample: None, Observations())
 
-    def _deliver(self, generation: Generation, batch: EventBatch) -> None:
-        for event in batch.events:
-            choice = generation._choices[event[3]]
-            if event[6]:
-                choice.tops[event[0], event[10]] = batch.logprobs[event[7] : event[7] + event[6]]
-            if event[2] == 3:
-                generation._post_finished(choice, event)
-            if not choice.pending:
-                generation._ready.append(choice)
-            choice.pending.append(event)
-
     def plain(self) -> dict[str, Any]:
         generation = self._generation()
         reply = ChatReply(generation, self.tokenizer, FIELDS)
-        self._deliver(generation, self.events)
+        deliver(generation, self.events.events, self.events.logprobs)
         reply.take(generation._collect())
         result = reply.finish("m", self.body)
         msgspec.convert(result, ChatCompletion)
@@ -139,7 +128,7 @@ class Case:
         data = b""
         bounds = sorted({0, len(events), *(split % (len(events) + 1) for split in splits)})
         for begin, end in itertools.pairwise(bounds):
-            self._deliver(generation, EventBatch(events[begin:end], self.events.logprobs))
+            deliver(generation, events[begin:end], self.events.logprobs)
             data += chunks.encode(generation._collect())
         data += chunks.end()
         return events_of(data.decode() + "data: [DONE]\n\n")
@@ -148,10 +137,10 @@ class Case:
 def summed(chunks: list[Any]) -> dict[str, Any]:
     """The plain reply's choices and usage that a stream adds up to, without the calls' ids; checks each chunk."""
     messages: dict[int, dict[str, Any]] = {}
-    usage = None
+    usage = timings = None
     for chunk in chunks:
         msgspec.convert(chunk, ChatCompletionChunk)
-        usage = chunk.get("usage")
+        usage, timings = chunk.get("usage"), chunk.get("timings")
         assert bool(chunk["choices"]) != bool(usage)
         for choice in chunk["choices"]:
             delta = choice["delta"]
@@ -179,7 +168,7 @@ def summed(chunks: list[Any]) -> dict[str, Any]:
             mine["tokens"] += (choice["logprobs"] or {}).get("content", ())
             mine["ids"] += choice["token_ids"]
             mine["finish"], mine["stop"] = choice["finish_reason"], choice.get("stop_reason")
-    return {"choices": [messages[index] for index in sorted(messages)], "usage": usage}
+    return {"choices": [messages[index] for index in sorted(messages)], "usage": usage, "timings": timings}
 
 
 def expected(plain: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +191,7 @@ def expected(plain: dict[str, Any]) -> dict[str, Any]:
                 "stop": choice["stop_reason"],
             }
         )
-    return {"choices": choices, "usage": plain["usage"]}
+    return {"choices": choices, "usage": plain["usage"], "timings": plain["timings"]}
 
 
 @given(
