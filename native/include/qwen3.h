@@ -44,7 +44,7 @@
  * - All functions may be called from any thread at any time, except that nothing may be called with an engine once
  *   qwen3_engine_close has been called with it (calls that are blocked inside qwen3_poll then return QWEN3_CLOSED).
  * - Pointers passed in are read during the call only; the library keeps no pointer of the host's but the callbacks'
- *   `user` values. Memory written to is always the caller's.
+ *   `user` values and the matchers of qwen3_request_matcher. Memory written to is always the caller's.
  * - Structs begin with `struct_size`; call the _init function, which sets it and the defaults, then change what you
  *   need. A zero keeps its plain meaning (temperature 0 is greedy). Structs with a struct_size only ever grow at their
  *   end; in a field that a later version adds, zero means "as before".
@@ -54,6 +54,7 @@
 #ifndef QWEN3_H
 #define QWEN3_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -109,8 +110,9 @@ QWEN3_API const char* qwen3_last_error(void);
 typedef int32_t qwen3_log_level;
 enum { QWEN3_LOG_DEBUG = 0, QWEN3_LOG_INFO = 1, QWEN3_LOG_WARNING = 2, QWEN3_LOG_ERROR = 3 };
 
-/* Receives one log line (UTF-8, no newline, valid during the call). Called from the opening thread and from the worker
- * thread; it must be quick, must not call the library and must not throw or longjmp. */
+/* Receives one log line (UTF-8, no newline, valid during the call). Called from the opening thread, from the worker thread
+ * and from those that ask matchers (qwen3_request_matcher), also from several at once; it must be quick, must not call
+ * the library and must not throw or longjmp. */
 typedef void (*qwen3_log_callback)(void* user, qwen3_log_level level, const char* line);
 
 /* Called on the opening thread while qwen3_engine_open works: `phase` is a static string ("map", "weights", "kv",
@@ -310,6 +312,38 @@ QWEN3_API qwen3_status qwen3_cancel(qwen3_engine* engine, uint64_t id, int32_t s
 QWEN3_API qwen3_status qwen3_request_mask(qwen3_engine* engine, uint64_t id, int32_t sample, int64_t index,
                                           const uint32_t* mask, size_t n_words);
 
+/* A matcher of the host: a grammar, and how far one sample has come in it. The functions get `matcher`; those of
+ * llguidance's C interface (llg_matcher_...) fit as they are. They are called on threads of the library, for one matcher
+ * by one thread at a time, and may take long: that delays the matcher's own sample alone. None may be NULL. */
+typedef struct qwen3_matcher {
+  size_t struct_size;
+  void* matcher;
+  int32_t (*consume_token)(void* matcher, uint32_t token); /* goes on by a token of the sample. Not 0: it has failed */
+  int32_t (*compute_mask)(void* matcher, uint32_t* mask, size_t n_bytes); /* writes what may come next, a bit for each id
+                                  as in qwen3_request_mask, to mask[n_bytes / 4]; n_bytes is (n_token_ids + 31) / 32 * 4.
+                                  Not 0: it has failed */
+  bool (*is_stopped)(const void* matcher);   /* nothing but an end may follow, or it has failed */
+  bool (*is_accepting)(void* matcher);       /* the sample may end here */
+  const char* (*get_error)(void* matcher);   /* why it has failed, valid until it is freed; NULL: it has not */
+  void (*free)(void* matcher);               /* called once, when the sample has ended */
+  int32_t slow;                              /* nonzero: known to take long; it is kept out of the way of others */
+  int32_t reserved;                          /* 0 */
+} qwen3_matcher;
+
+/* Lets a matcher give all masks of a constrained sample from output token `index` on, which must be the next one as in
+ * qwen3_request_mask: the library asks it for the first, and behind each token, while the model already computes the next
+ * position. The host then does nothing for this sample's tokens, and qwen3_request_mask is refused. A mask that is late
+ * costs what it costs there. Where the matcher has stopped and none of the ids that end the request may be sampled
+ * (ignore_eos, min_tokens), the sample ends with QWEN3_FINISH_STOP and token -1. Where it fails, or allows no id, the
+ * sample ends with QWEN3_FINISH_MATCHER.
+ * matcher: read during the call; from then on matcher->matcher belongs to the library, which calls `free` for it when the
+ * sample has ended, at the latest inside qwen3_engine_close. After a failure it still belongs to the caller.
+ * Never blocks on computation.
+ * QWEN3_NOT_FOUND: no such live request or sample. QWEN3_INVALID_ARGUMENT: NULL, a NULL function, a struct_size that is
+ * too small, not constrained, a wrong index, or the sample has a matcher. QWEN3_CLOSED. */
+QWEN3_API qwen3_status qwen3_request_matcher(qwen3_engine* engine, uint64_t id, int32_t sample, int64_t index,
+                                             const qwen3_matcher* matcher);
+
 /* ------------------------------------------------------------------------------------------------------------- events */
 
 typedef int32_t qwen3_event_kind;
@@ -322,10 +356,11 @@ enum {
 typedef int32_t qwen3_finish_reason;
 enum {
   QWEN3_FINISH_NONE = 0,      /* not a FINISHED event */
-  QWEN3_FINISH_STOP = 1,      /* an EOS or stop id; it is the last token event before this one */
+  QWEN3_FINISH_STOP = 1,      /* an EOS or stop id, the last token event before this one; or a matcher, token -1 */
   QWEN3_FINISH_LENGTH = 2,    /* max_tokens or the end of the context */
   QWEN3_FINISH_CANCELLED = 3, /* qwen3_cancel */
-  QWEN3_FINISH_ERROR = 4      /* the device or the engine failed; the tokens so far are sound */
+  QWEN3_FINISH_ERROR = 4,     /* the device or the engine failed; the tokens so far are sound */
+  QWEN3_FINISH_MATCHER = 5    /* the sample's qwen3_matcher failed; the log says why */
 };
 
 /* 112 bytes, no padding. Times are nanoseconds of CLOCK_MONOTONIC. Fields that do not belong to the kind are 0. */
@@ -334,7 +369,8 @@ typedef struct qwen3_event {
   uint64_t tag;                 /* qwen3_request.tag */
   qwen3_event_kind kind;
   int32_t sample;               /* 0..n-1 */
-  int32_t token;                /* TOKEN, PROMPT_TOKEN: the id. FINISHED with STOP: the id that stopped; else -1 */
+  int32_t token;                /* TOKEN, PROMPT_TOKEN: the id. FINISHED with STOP: the id that stopped, -1: a matcher; else
+                                   -1 */
   float logprob;                /* natural log, raw logits. NaN where there is none: not asked for, or the first prompt
                                    token */
   uint32_t n_logprobs;          /* alternatives of this token in poll's logprobs array ... */

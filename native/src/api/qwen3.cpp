@@ -292,6 +292,19 @@ qwen3_status qwen3_request_mask(qwen3_engine* owner, uint64_t id, int32_t sample
   });
 }
 
+qwen3_status qwen3_request_matcher(qwen3_engine* owner, uint64_t id, int32_t sample, int64_t index,
+                                   const qwen3_matcher* matcher) {
+  return with_engine(owner, "qwen3_request_matcher", [&](Engine& engine) -> qwen3_status {
+    if (matcher == nullptr) invalid("qwen3_request_matcher: matcher is NULL");
+    const qwen3_matcher calls = read_struct("matcher", matcher);
+    if (calls.consume_token == nullptr || calls.compute_mask == nullptr || calls.is_stopped == nullptr ||
+        calls.is_accepting == nullptr || calls.get_error == nullptr || calls.free == nullptr)
+      invalid("qwen3_request_matcher: a function of the matcher is NULL");
+    engine.set_matcher(id, sample, index, calls);
+    return QWEN3_OK;
+  });
+}
+
 qwen3_status qwen3_poll(qwen3_engine* owner, qwen3_event* events, size_t event_size, size_t capacity,
                         qwen3_logprob* logprobs, size_t logprobs_capacity, int32_t timeout_ms, size_t* n) {
   return with_engine(owner, "qwen3_poll", [&](Engine& engine) -> qwen3_status {

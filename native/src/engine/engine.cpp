@@ -22,6 +22,12 @@ constexpr std::chrono::milliseconds kBlockedWait{5};
 // How long it waits at most for the masks of a step whose samples are all constrained.
 constexpr std::chrono::milliseconds kMaskPatience{1};
 
+// True while the chunk's sample waits for its mask.
+bool is_late(const Chunk& chunk) {
+  const Sample& sample = static_cast<const Sample&>(*chunk.sequence);
+  return chunk.samples && sample.state != SequenceState::kEnded && sample.mask_index != sample.n_output();
+}
+
 int64_t now_ns() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -113,28 +119,51 @@ void Engine::cancel(uint64_t id, int32_t index) {
   wake_.notify_one();
 }
 
-void Engine::set_mask(uint64_t id, int32_t index, int64_t output_index, std::span<const uint32_t> mask) {
-  const std::lock_guard lock(mutex_);
+// The constrained sample whose next mask is the one for `output_index`.
+Sample& Engine::next_mask_owner(uint64_t id, int32_t index, int64_t output_index) {
   if (closing_) throw Error(Status::kClosed, "the engine is being closed");
   const auto found = requests_.find(id);
   if (found == requests_.end()) throw Error(Status::kNotFound, "no request " + std::to_string(id) + " is alive");
   Sample& sample = alive_sample(*found->second, index);
   if (!found->second->constrained)
     throw Error(Status::kInvalidArgument, "request " + std::to_string(id) + " was not submitted as constrained");
+  if (sample.matcher != nullptr)
+    throw Error(Status::kInvalidArgument, "sample " + std::to_string(index) + " of request " + std::to_string(id) +
+                                              " has a matcher, which gives its masks");
   if (output_index != sample.n_output())
     throw Error(Status::kInvalidArgument, "a mask for output token " + std::to_string(output_index) +
                                               " was given, the next one is " + std::to_string(sample.n_output()));
-  const size_t n_words = (static_cast<size_t>(info_.n_token_ids) + 31) / 32;
+  return sample;
+}
+
+// False if it allows no id.
+bool Engine::adopt_mask(Sample& sample, std::vector<uint32_t> mask) {
+  if (const int rest = info_.n_token_ids % 32; rest != 0) mask.back() &= (1u << rest) - 1;  // bits without an id
+  if (std::all_of(mask.begin(), mask.end(), [](uint32_t word) { return word == 0; })) return false;
+  sample.mask = std::move(mask);
+  sample.mask_index = sample.n_output();
+  return true;
+}
+
+void Engine::set_mask(uint64_t id, int32_t index, int64_t output_index, std::span<const uint32_t> mask) {
+  const std::lock_guard lock(mutex_);
+  Sample& sample = next_mask_owner(id, index, output_index);
+  const size_t n_words = n_mask_words();
   if (mask.size() < n_words)
     throw Error(Status::kInvalidArgument,
                 "the mask has " + std::to_string(mask.size()) + " words, " + std::to_string(n_words) + " are needed");
-  std::vector<uint32_t> allowed(mask.begin(), mask.begin() + static_cast<int64_t>(n_words));
-  if (const int rest = info_.n_token_ids % 32; rest != 0) allowed.back() &= (1u << rest) - 1;  // bits without an id
-  if (std::all_of(allowed.begin(), allowed.end(), [](uint32_t word) { return word == 0; }))
+  if (!adopt_mask(sample, {mask.begin(), mask.begin() + static_cast<int64_t>(n_words)}))
     throw Error(Status::kInvalidArgument, "the mask allows no id");
-  sample.mask = std::move(allowed);
-  sample.mask_index = output_index;
   wake_.notify_one();
+}
+
+void Engine::set_matcher(uint64_t id, int32_t index, int64_t output_index, const qwen3_matcher& calls) {
+  const std::lock_guard lock(mutex_);
+  Sample& sample = next_mask_owner(id, index, output_index);
+  masks_.start();
+  sample.matcher = std::make_shared<Matcher>(calls);
+  masks_.add({sample.matcher, requests_.at(id), &sample});
+  masks_.flush();
 }
 
 qwen3_stats Engine::stats() {
@@ -162,6 +191,33 @@ void Engine::begin_close() {
 Engine::~Engine() {
   begin_close();
   if (worker_.joinable()) worker_.join();
+}
+
+// ---------------------------------------------------------------------------------------------- the threads of masks
+
+// Asks a matcher for the mask of its sample's next token.
+void Engine::answer(MaskJob& job, MaskThreads::Turn& turn) {
+  std::vector<uint32_t> mask(n_mask_words());
+  const Matcher::Answer answer = job.matcher->next(job.token, mask);
+  bool failed = answer == Matcher::Answer::kFailed;
+  {
+    const std::lock_guard lock(mutex_);
+    Sample& sample = *job.sample;
+    if (closing_ || sample.state == SequenceState::kEnded) {
+      failed = false;  // nobody asks any more
+    } else if (answer == Matcher::Answer::kOver && !job.request->may_end(mask, sample.n_output())) {
+      finish(sample, QWEN3_FINISH_STOP);
+      events_.flush();
+    } else if (failed || !adopt_mask(sample, std::move(mask))) {
+      failed = true;
+      finish(sample, QWEN3_FINISH_MATCHER);
+      events_.flush();
+    }
+    if (turn.done() || job.matcher->slow()) wake_.notify_one();
+  }
+  if (failed)
+    log(QWEN3_LOG_WARNING, "request " + std::to_string(job.request->id) +
+                               " ends with an error: its matcher failed: " + job.matcher->error());
 }
 
 // ------------------------------------------------------------------------------------------------------- the worker
@@ -275,10 +331,6 @@ void Engine::await_masks(const Flight& flight, std::chrono::nanoseconds limit, L
                    [](const auto& request) { return request->constrained; }))
     return;
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  const auto is_late = [](const Chunk& chunk) {
-    const Sample& sample = static_cast<const Sample&>(*chunk.sequence);
-    return chunk.samples && sample.state != SequenceState::kEnded && sample.mask_index != sample.n_output();
-  };
   while (!closing_ && std::any_of(flight.chunks.begin(), flight.chunks.end(), is_late))
     if (wake_.wait_until(lock, deadline) == std::cv_status::timeout) return;
 }
@@ -292,6 +344,7 @@ void Engine::land(Lock& lock) {
   n_flying_--;
   report_nonfinite(flight, lock);
   const size_t n_postponed = commit(flight);
+  masks_.flush();
   const int64_t now = now_ns();
   counters_.steps++;
   counters_.step_ns += static_cast<uint64_t>(now - std::max(flight.issued_ns, landed_ns_));
@@ -299,7 +352,9 @@ void Engine::land(Lock& lock) {
   counters_.step_sizes[step_size_bucket(flight.n_tokens)]++;
   landed_ns_ = now;
   events_.flush();
-  if (n_postponed == flight.chunks.size()) wake_.wait_for(lock, kBlockedWait);
+  // Nothing can go on: unless a mask has come meanwhile, the worker sleeps until one does.
+  if (n_postponed == flight.chunks.size() && std::all_of(flight.chunks.begin(), flight.chunks.end(), is_late))
+    wake_.wait_for(lock, kBlockedWait);
   flight.requests.clear();
 }
 
@@ -437,6 +492,8 @@ void Engine::commit_sample(Sample& sample, const SampleResult* result) {
       finish(sample, QWEN3_FINISH_STOP, result->token);
     else if (sample.n_output() == request.max_tokens)
       finish(sample, QWEN3_FINISH_LENGTH);
+    else if (sample.matcher != nullptr)
+      masks_.add({sample.matcher, requests_.at(request.id), &sample, result->token});
   }
 }
 
@@ -533,6 +590,10 @@ void Engine::finish(Sample& sample, qwen3_finish_reason reason, int32_t token) {
   event.started_ns = sample.started_ns;
   event.first_token_ns = sample.first_token_ns;
   events_.push(event);
+  if (sample.matcher != nullptr) {
+    masks_.add({.matcher = std::move(sample.matcher), .request = nullptr});  // freeing it may take long
+    masks_.flush();
+  }
   if (request.n_alive == 0) requests_.erase(request.id);
   scheduler_->remove(&sample);
 }

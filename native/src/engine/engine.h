@@ -6,7 +6,8 @@
 // One mutex guards requests, scheduler and pool; the worker gives it up while ops are issued and waited for, so that
 // submit, cancel and stats never wait for a step. A sample that is cancelled during a step leaves at once: its blocks
 // are free, what the steps in flight give for it is dropped. That is safe because only the worker hands blocks out
-// again, to steps that the device does later. A failure of the device or a bug caught in the worker ends every sample
+// again, to steps that the device does later. Masks of samples with a matcher are worked out on threads of their own,
+// which take the mutex only to hand them over. A failure of the device or a bug caught in the worker ends every sample
 // with an error event and marks the engine failed.
 #pragma once
 
@@ -26,6 +27,7 @@
 
 #include "base/error.h"
 #include "engine/event_queue.h"
+#include "engine/mask_threads.h"
 #include "engine/request.h"
 #include "engine/step_batch.h"
 #include "kv/block_pool.h"
@@ -63,6 +65,7 @@ class Engine {
   uint64_t submit(const qwen3_request& request);
   void cancel(uint64_t id, int32_t sample);
   void set_mask(uint64_t id, int32_t sample, int64_t index, std::span<const uint32_t> mask);
+  void set_matcher(uint64_t id, int32_t sample, int64_t index, const qwen3_matcher& matcher);
   EventQueue& events() { return events_; }
 
   // Evaluation; each blocks until the worker has done it.
@@ -124,8 +127,14 @@ class Engine {
   void check_idle();
   void fail(Status status, const std::string& message);
 
+  // -- threads of masks_
+  void answer(MaskJob& job, MaskThreads::Turn& turn);
+
   // -- with the mutex held
   Sample& alive_sample(Request& request, int32_t index);
+  Sample& next_mask_owner(uint64_t id, int32_t index, int64_t output_index);
+  size_t n_mask_words() const { return (static_cast<size_t>(info_.n_token_ids) + 31) / 32; }
+  bool adopt_mask(Sample& sample, std::vector<uint32_t> mask);
   void finish(Sample& sample, qwen3_finish_reason reason, int32_t token = -1);
   void push_token(Sample& sample, const SampleResult& result);
   void push_prompt_token(const Sample& sample, int64_t index, const SampleResult* result);
@@ -172,6 +181,8 @@ class Engine {
   StepBatch batch_;        // for evaluation
 
   std::thread worker_;
+  MaskThreads masks_{
+      [this](MaskJob& job, MaskThreads::Turn& turn) { answer(job, turn); }};  // last: its threads use all
 };
 
 }  // namespace qwen3

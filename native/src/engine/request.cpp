@@ -55,6 +55,13 @@ bool Request::ends(int32_t token) const {
   return std::binary_search(end_ids.begin(), end_ids.end(), token);
 }
 
+bool Request::may_end(std::span<const uint32_t> mask, int64_t n_output) const {
+  return n_output >= min_tokens && std::any_of(end_ids.begin(), end_ids.end(), [&](int32_t token) {
+           const size_t word = static_cast<size_t>(token) / 32;
+           return word < mask.size() && (mask[word] >> (token % 32) & 1u) != 0;
+         });
+}
+
 void check_tokens(std::span<const int32_t> tokens, int32_t vocab) {
   for (size_t i = 0; i < tokens.size(); i++) {
     if (tokens[i] < 0 || tokens[i] >= vocab)

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/matcher.h"
 #include "ops/ops.h"
 #include "qwen3.h"
 #include "sched/sequence.h"
@@ -37,9 +38,10 @@ struct Sample : Sequence {
   int64_t n_cached_first = 0;   // tokens found in the prefix cache at the first admission
   int64_t started_ns = 0;
   int64_t first_token_ns = 0;
-  std::vector<uint32_t> mask;  // for output token mask_index, given by the host
+  std::vector<uint32_t> mask;  // for output token mask_index
   int64_t mask_index = -1;
-  int32_t sampled_row = 0;  // row of the last issued step that samples this sample's unknown token
+  std::shared_ptr<Matcher> matcher;  // gives the masks; nullptr: the host does
+  int32_t sampled_row = 0;           // row of the last issued step that samples this sample's unknown token
 };
 
 struct Request {
@@ -59,6 +61,8 @@ struct Request {
   int n_alive = 0;
 
   bool ends(int32_t token) const;
+  // True if an id of `mask` may end a sample of n_output tokens.
+  bool may_end(std::span<const uint32_t> mask, int64_t n_output) const;
   // True if a step needs the last token on the host: for the penalties' counts, or for the host's mask.
   bool waits_for_tokens() const { return has_penalties || constrained; }
 };

@@ -1,0 +1,95 @@
+// The threads on which matchers are asked for masks, beside the worker's step.
+//
+// Owns: the jobs that wait, and which thread may take which. Refuses to know: what a mask is for. A job is quick (some
+// microseconds) unless its matcher is slow. A slow one must not be in the way: slow jobs have a queue and a number of
+// threads of their own, and where a quick job turns out to take long, a watch lets another thread go on with the quick
+// ones. Every function may be called from any thread.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/matcher.h"
+#include "engine/request.h"
+
+namespace qwen3 {
+
+struct MaskJob {
+  std::shared_ptr<Matcher> matcher;
+  std::shared_ptr<Request> request;  // keeps the sample; nullptr: the matcher is only let go of
+  Sample* sample = nullptr;
+  int32_t token = Matcher::kNoToken;  // to take in first
+};
+
+class MaskThreads {
+ public:
+  // A job being done. `done` tells that its result is known, and returns whether no quick job is left.
+  class Turn {
+   public:
+    bool done();
+
+   private:
+    friend class MaskThreads;
+    using Clock = std::chrono::steady_clock;
+    MaskThreads* owner_ = nullptr;
+    Clock::time_point begin_;
+    enum class Kind { kNone, kQuick, kSlow } kind_ = Kind::kNone;
+  };
+  using Work = std::function<void(MaskJob&, Turn&)>;
+
+  // work: does one job and calls turn.done().
+  explicit MaskThreads(Work work) : work_(std::move(work)) {}
+  // Waits for the jobs that are being done and drops those that wait.
+  ~MaskThreads();
+  MaskThreads(const MaskThreads&) = delete;
+  MaskThreads& operator=(const MaskThreads&) = delete;
+
+  // Begins the threads, once; before the first job. Throws where the system gives none.
+  void start();
+  void add(MaskJob job);
+  // Wakes threads for the jobs added before.
+  void flush();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  using Kind = Turn::Kind;
+
+  void run(size_t thread);
+  bool take(Turn& turn, MaskJob& job);
+  void release(Turn& turn);
+  void watch();
+  void wake(size_t n);
+
+  struct Sleepers {
+    std::condition_variable wake;
+    size_t n = 0;
+  };
+
+  const Work work_;
+  std::mutex mutex_;
+  std::array<Sleepers, 2> asleep_;  // those that begin with quick jobs, the others
+  std::condition_variable wake_watch_;
+  // Guarded by mutex_.
+  std::deque<MaskJob> quick_;
+  std::deque<MaskJob> slow_;
+  std::vector<Turn> turns_;  // one for each thread
+  size_t most_quick_ = 0;    // jobs done at once
+  size_t most_slow_ = 0;
+  size_t n_quick_ = 0;  // jobs being done
+  size_t n_slow_ = 0;
+  uint64_t n_taken_ = 0;  // jobs so far
+  bool watching_ = false;
+  bool closing_ = false;
+
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace qwen3
