@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen3app.abi.header import LibraryFiles, declarations, find_library, integer_macros
+from qwen3app.abi.matchers import Matcher, call_addresses
 from qwen3app.abi.types import (
     EVENT_STRUCT,
     LOGPROB_STRUCT,
@@ -261,6 +262,21 @@ class Engine:
         """Gives a constrained sample the ids it may choose from for output token `index`: one bit per id."""
         pointer = self._ffi.from_buffer("uint32_t[]", mask)
         self._check(self._lib.qwen3_request_mask(self._alive(), request, sample, index, pointer, len(pointer)))
+
+    def set_matcher(self, request: int, sample: int, index: int, matcher: Matcher, *, slow: bool = False) -> None:
+        """From output token `index` on a matcher gives all masks of a constrained sample. Unless this raises, the
+        matcher belongs to the engine. slow: it is known to take long."""
+        native = self._ffi.new("qwen3_matcher *")
+        native.struct_size = self._ffi.sizeof("qwen3_matcher")
+        native.slow = 1 if slow else 0
+        for name, address in call_addresses().items():
+            setattr(native, name, self._ffi.cast(self._ffi.typeof(getattr(native, name)), address))
+
+        def take(address: int) -> None:
+            native.matcher = self._ffi.cast("void *", address)
+            self._check(self._lib.qwen3_request_matcher(self._alive(), request, sample, index, native))
+
+        matcher.hand_over(take)
 
     def score_logits(self, tokens: Sequence[int], first: int = 0) -> array[float]:
         """Raw logits of positions first..n-1, row-major [(n - first) * vocab] float32."""

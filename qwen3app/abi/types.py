@@ -27,6 +27,7 @@ class FinishCode(IntEnum):
     LENGTH = 2
     CANCELLED = 3
     ERROR = 4
+    MATCHER = 5
 
 
 # One qwen3_event as a tuple, in the order of the header's fields:
