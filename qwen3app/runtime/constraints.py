@@ -1,8 +1,8 @@
-"""Constraints: compiled off the event loop, and for each sample the mask of what may come next.
+"""Constraints: compiled off the event loop, and for each sample what may come before its grammar begins.
 
-Owns: the tokenizer as llguidance sees it, the threads that compile, the limits of both, and a sample's place in its
-grammar. Refuses to know: how constraints are written in requests or as grammars (text/grammars.py), and when masks are
-due (runtime/masks.py).
+Owns: the tokenizer as llguidance sees it, the threads that compile, the limits of both, and a sample's phases.
+Refuses to know: how constraints are written in requests or as grammars (text/grammars.py), and when masks are due
+(runtime/masks.py). In the grammar itself masks are the engine's, which asks the matcher.
 
 The rules:
 - The constraint holds for the answer. While a thought is open, by the prompt or by the model's first token, all but an
@@ -12,7 +12,7 @@ The rules:
 - A constraint whose first mask is empty, that takes longer than COMPILE_SECONDS, or that passes llguidance's limits, is
   refused with the place of the fault. These limits count work, not time, so they do not depend on the machine.
 
-Threads: `Constraints.compile` on the event loop; compiling on threads of its own, without Python's lock. A
+Threads: `Constraints.compile` on the event loop; compiling on threads of its own, mostly without Python's lock. A
 SampleConstraint belongs to one thread at a time.
 """
 
@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from qwen3app.abi.matchers import Matcher, Vocabulary
 from qwen3app.errors import EngineError, RequestError, Status
 from qwen3app.text.errors import TextError
 from qwen3app.text.grammars import (
@@ -41,8 +42,6 @@ from qwen3app.text.grammars import (
 )
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
     from qwen3app.text.tokenizer import Tokenizer
 
 COMPILE_SECONDS = 5.0
@@ -56,16 +55,17 @@ _MAX_GRAMMAR = 1 << 21
 _CACHE_SIZE = 32
 # Schemas tried one by one to find the part at fault, and for how long.
 _MAX_TRIES, _LOCATE_SECONDS = 100, 0.5
-# llguidance's limits. Its defaults let one mask take 30 ms and one compilation more than a second. All but taking in a
-# token runs without Python's lock; that took 8.5 ms at twice these limits, and stalls others for no longer.
+# llguidance's limits. Its defaults let one mask take 30 ms and one compilation more than a second.
 _LIMITS = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 20_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 50_000,
-    "verbose_errors": False,
 }
+# A first mask that takes more processor time than this tells that later ones may, too.
+_SLOW_SECONDS = 0.001
+_NOTHING = "no text meets it"
 
 
 class GrammarTokens:
@@ -73,16 +73,13 @@ class GrammarTokens:
     it under Python's lock: make it while a model is loaded."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        import llguidance
-
         if not tokenizer.eos_ids:
             raise RequestError("This model names no token that ends an answer, so answers cannot be constrained.")
         self.control_tokens = tokenizer.control_tokens
         self.think_open, self.think_close = tokenizer.think_open_id, tokenizer.think_close_id
         pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.n_ids)]
-        wrapper = llguidance.TokenizerWrapper(_Pieces(tokenizer, pieces))
-        self.native = llguidance.LLTokenizer(wrapper, n_vocab=tokenizer.n_ids, eos_token=list(tokenizer.eos_ids))
-        self.n_bytes = (tokenizer.n_ids + 31) // 32 * 4
+        self._vocabulary = Vocabulary(pieces, tokenizer.added_tokens, tokenizer.eos_ids)
+        self._n_bytes = self._vocabulary.n_words * 4
         ends = frozenset(tokenizer.eos_ids)
         self.end_mask = self.mask(ends)
         self.free_mask = self.mask(i for i, piece in enumerate(pieces) if piece and i not in ends)
@@ -90,37 +87,22 @@ class GrammarTokens:
 
     def mask(self, ids: Any) -> bytes:
         """One bit per id."""
-        bits = bytearray(self.n_bytes)
+        bits = bytearray(self._n_bytes)
         for token in ids:
             bits[token >> 3] |= 1 << (token & 7)
         return bytes(bits)
 
-    def matcher(self, grammar: str) -> LLMatcher:
-        import llguidance
-
-        limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
-        return llguidance.LLMatcher(self.native, grammar, log_level=0, limits=limits)
-
-
-class _Pieces:
-    """What llguidance wants of a tokenizer."""
-
-    def __init__(self, tokenizer: Tokenizer, pieces: Sequence[bytes]) -> None:
-        self.eos_token_id = tokenizer.eos_ids[0]
-        self.bos_token_id = None
-        self.tokens = pieces
-        self.special_token_ids = list(tokenizer.added_tokens)
-        self._encode = tokenizer.encode_exact  # forced text is found by its bytes
-
-    def __call__(self, text: str) -> list[int]:
-        return self._encode(text)
+    def matcher(self, grammar: str) -> Matcher:
+        return self._vocabulary.matcher(grammar, _LIMITS)
 
 
 class Constraint:
     """A compiled constraint; `sample` gives each sample its own."""
 
-    def __init__(self, tokens: GrammarTokens, matcher: LLMatcher, first_mask: bytes, param: str) -> None:
+    def __init__(self, tokens: GrammarTokens, matcher: Matcher, first_mask: bytes, param: str, slow: bool) -> None:
+        """first_mask: what the grammar may begin with. slow: masks may take long."""
         self.param = param
+        self.slow = slow
         self._tokens = tokens
         self._matcher = matcher
         self._first_mask = first_mask
@@ -136,7 +118,7 @@ class Constraint:
                 "turn thinking off.",
                 self.param,
             )
-        return SampleConstraint(self._tokens, self._matcher.deep_copy(), self._first_mask, phase, self.param)
+        return SampleConstraint(self, self._tokens, self._matcher, self._first_mask, phase)
 
 
 class Phase(Enum):
@@ -145,61 +127,54 @@ class Phase(Enum):
     START = "start"  # nothing has come; a thought may be opened
     THOUGHT = "thought"
     CLOSED = "closed"  # right behind a thought
-    ANSWER = "answer"
+    ANSWER = "answer"  # the grammar has begun
 
 
 class SampleConstraint:
-    """One sample's place in its grammar. `mask` is what may come next; it changes with `push`."""
+    """One sample's way to its grammar. `mask` is what may come next; it changes with `push`, until the phase is ANSWER:
+    from there on `matcher` says it."""
 
-    __slots__ = ("_first", "_matcher", "_param", "_tokens", "mask", "over", "phase")
+    __slots__ = ("_begun_by", "_first", "_matcher", "_tokens", "constraint", "mask", "phase")
 
-    def __init__(self, tokens: GrammarTokens, matcher: LLMatcher, first: bytes, phase: Phase, param: str) -> None:
+    def __init__(
+        self, constraint: Constraint, tokens: GrammarTokens, matcher: Matcher, first: bytes, phase: Phase
+    ) -> None:
+        self.constraint = constraint
         self.phase = phase
-        self.over = False  # nothing but an end may follow
         self._tokens = tokens
         self._matcher = matcher
         self._first = first
-        self._param = param
+        self._begun_by: int | None = None  # the answer's first token, where it has been said already
         self.mask = first
-        if phase is Phase.ANSWER:
-            self.over = first == tokens.end_mask
-        elif phase is Phase.THOUGHT:
+        if phase is Phase.THOUGHT:
             self.mask = tokens.free_mask
-        elif tokens.think_open is not None:
+        elif phase is Phase.START and tokens.think_open is not None:
             self.mask = _either(first, tokens.mask([tokens.think_open]))
 
     def push(self, token: int) -> None:
-        """The sample has said `token`. Raises RequestError where the grammar has become too complex."""
+        """The sample has said `token`; its phase was not ANSWER."""
         phase, tokens = self.phase, self._tokens
-        if phase is Phase.ANSWER:
-            self._consume(token)
-        elif phase is Phase.THOUGHT:
+        if phase is Phase.THOUGHT:
             if token == tokens.think_close:
                 self.phase, self.mask = Phase.CLOSED, _either(self._first, tokens.mask(tokens.newline_ids))
         elif phase is Phase.START and token == tokens.think_open:
             self.phase, self.mask = Phase.THOUGHT, tokens.free_mask
-        elif phase is Phase.CLOSED and token in tokens.newline_ids:
-            self.phase, self.mask = Phase.ANSWER, self._first
-            self.over = self._first == tokens.end_mask
         else:
-            self.phase = Phase.ANSWER
-            self._consume(token)
+            self.phase, self.mask = Phase.ANSWER, self._first
+            if phase is Phase.START or token not in tokens.newline_ids:
+                self._begun_by = token
 
-    def _consume(self, token: int) -> None:
-        matcher = self._matcher
-        matcher.consume_token(token)
-        self.mask = matcher.compute_bitmask()
-        if not matcher.is_stopped():
-            return
-        if matcher.is_error() or not matcher.is_accepting():
-            raise RequestError(
-                f"The constraint in {self._param} became too complex behind what the model has said "
-                f"({_reason(matcher)}); make it simpler.",
-                self._param,
-                "constraint_too_complex",
-            )
-        self.over = True
-        self.mask = self._tokens.end_mask
+    @property
+    def empty(self) -> bool:
+        """The grammar has begun and allows nothing but an end."""
+        return self.phase is Phase.ANSWER and self._begun_by is None and self._first == self._tokens.end_mask
+
+    def matcher(self) -> Matcher:
+        """The grammar where the sample now is. Takes some milliseconds for the largest grammars."""
+        matcher = self._matcher.clone()
+        if self._begun_by is not None:
+            matcher.consume(self._begun_by)
+        return matcher
 
 
 def _either(a: bytes, b: bytes) -> bytes:
@@ -262,6 +237,10 @@ class Constraints:
             grammar = build_grammar(spec, self._tokens.control_tokens)
         except TextError as error:
             raise RequestError(str(error), error.param, "invalid_constraint") from None
+        if "\0" in grammar.text:  # it would end the text in llguidance's C interface
+            raise RequestError(
+                f"{spec.param} has a NUL character; write it as an escape.", spec.param, "invalid_constraint"
+            )
         if len(grammar.text) > _MAX_GRAMMAR:
             raise RequestError(
                 f"{spec.param} is too large: its grammar has {len(grammar.text)} characters, "
@@ -288,13 +267,15 @@ def _compiled(tokens: GrammarTokens, grammar: Grammar) -> Constraint | RequestEr
     matcher = tokens.matcher(grammar.text)
     fault = _fault(matcher)
     if fault is None:
-        mask: bytes = matcher.compute_bitmask()
+        begin = time.thread_time()
+        mask = matcher.mask()
+        slow = time.thread_time() - begin > _SLOW_SECONDS
         fault = _fault(matcher)
-        if fault is None and not any(mask):
-            fault = "no text meets it"
-        if fault is None:
-            return Constraint(tokens, matcher, mask, grammar.param)
-    place = grammar.param
+        if mask is not None and fault is None:
+            if any(mask):
+                return Constraint(tokens, matcher, mask, grammar.param, slow)
+            fault = _NOTHING
+    place, fault = grammar.param, fault or _NOTHING
     if grammar.schemas:
         place, fault = _locate(tokens, grammar.schemas, place, fault)
     return RequestError(f"{place} cannot be used as a constraint: {fault}.", place, "invalid_constraint")
@@ -323,18 +304,13 @@ def _locate(tokens: GrammarTokens, schemas: Sequence[tuple[str, Any]], place: st
     return found, fault
 
 
-def _fault(matcher: LLMatcher) -> str | None:
-    """Why a matcher cannot be used, in one line."""
-    if not matcher.is_stopped() or (matcher.is_accepting() and not matcher.is_error()):
-        return None
-    return _reason(matcher)
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """llguidance's sentence without the grammar that it quotes."""
-    text = matcher.get_error() or matcher.stop_reason()
+def _fault(matcher: Matcher) -> str | None:
+    """Why a matcher cannot be used, in one line: llguidance's sentence without the grammar that it quotes."""
+    text = matcher.error()
+    if text is None:
+        return None if not matcher.is_stopped() or matcher.is_accepting() else _NOTHING
     if text.startswith("NoExtension"):
-        return "no text meets it"
+        return _NOTHING
     explained = re.findall(r"^error: (.*)$", text, re.M)  # the expression parser points at the place, then explains
     if explained:
         text = explained[0]

@@ -1,28 +1,28 @@
-"""`Masks`: answers each token of a constrained sample with the mask of the next one, while the model computes it.
+"""`Masks`: leads each constrained sample to its grammar, from where on the engine asks the matcher by itself.
 
-Owns: the samples that are constrained now, and the threads that work out masks. Refuses to know: grammars, readers.
+Owns: the samples that are constrained now. Refuses to know: grammars, readers.
 
-How it flows: the poll thread, before it hands a batch of events to the event loop, works out mask after mask (some 3 us
-each where a grammar's states are known) and gives them to the engine, which computes the next step meanwhile. Before,
-because the event loop then has nothing to do yet: beside it, each mask would wait for Python's lock. Samples whose last
-mask took long, and what is left after INLINE_SECONDS, go to a pool, so that they delay nobody else.
-A sample that has said all that its grammar allows ends by EOS. Where EOS cannot end it (ignore_eos, min_tokens) it is
-cancelled and counts as stopped. A sample whose grammar has become too complex is cancelled with an error: an answer is
-never continued without its constraint.
+How it flows: before a grammar begins, in a thought, the poll thread answers each token with the mask of the next one,
+before it hands the batch of events to the event loop: beside the loop it would wait for Python's lock. Where the
+grammar begins, the sample gets a matcher of its own, on a thread of a pool, since that may take some milliseconds;
+then its tokens need nothing of Python.
+A sample that has said all that its grammar allows ends by EOS. Where EOS cannot end it (ignore_eos, min_tokens) it ends
+by itself. A sample whose grammar has become too complex ends with an error: an answer is never continued without its
+constraint.
 
-Threads: `add` and `close` on the event loop; `take` on the poll thread; slow masks on threads of the pool. A sample's
+Threads: `add` and `close` on the event loop; `take` on the poll thread; matchers on threads of the pool. A sample's
 next token cannot come before its mask, so no sample is ever in two hands.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from qwen3app.abi.types import EventKind
-from qwen3app.errors import AppError, EngineError, GenerationError, Status
+from qwen3app.abi.types import EventKind, FinishCode
+from qwen3app.errors import AppError, EngineError, GenerationError, RequestError, Status
+from qwen3app.runtime.constraints import Phase
 
 if TYPE_CHECKING:
     from qwen3app.abi import Engine
@@ -31,24 +31,19 @@ if TYPE_CHECKING:
 
 _TOKEN = int(EventKind.TOKEN)
 _FINISHED = int(EventKind.FINISHED)
-# How long the events of a batch may wait for the masks that they ask for.
-INLINE_SECONDS = 0.002
-# A mask that takes longer than this sends its sample to the pool.
-_SLOW_SECONDS = 0.001
-_SLOW_THREADS = 2
+_THREADS = 2
 
 
 class ConstrainedSample:
-    """One sample of the engine under a constraint. ended, error: why it was cancelled from here, set before that."""
+    """One sample of the engine under a constraint. ended, error: why it ended, set before its FINISHED is handed on."""
 
-    __slots__ = ("constraint", "ended", "eos_ends_from", "error", "request", "sample", "slow")
+    __slots__ = ("constraint", "ended", "eos_ends_from", "error", "request", "sample")
 
     def __init__(self, constraint: SampleConstraint, eos_ends_from: int | None) -> None:
         """eos_ends_from: the first output index at which EOS ends the sample; None: it never does."""
         self.constraint = constraint
         self.eos_ends_from = eos_ends_from
         self.request = self.sample = 0
-        self.slow = False
         self.ended = False
         self.error: AppError | None = None
 
@@ -58,77 +53,69 @@ class Masks:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._samples: dict[tuple[int, int], ConstrainedSample] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._samples: dict[tuple[int, int], ConstrainedSample] = {}  # by request and sample
+        self._led: dict[tuple[int, int], ConstrainedSample] = {}  # those whose grammar has not begun
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="matchers")
 
     def add(self, sample: ConstrainedSample, request: int, index: int) -> None:
         """A sample that has just been submitted: it gets its first mask."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_SLOW_THREADS, thread_name_prefix="slow-masks")
         sample.request, sample.sample = request, index
         self._samples[request, index] = sample
+        if sample.constraint.phase is not Phase.ANSWER:
+            self._led[request, index] = sample
         self._give(sample, 0)
 
     def take(self, events: Sequence[Event]) -> None:
         """A batch of events. Cheap where nothing is constrained."""
-        samples = self._samples
-        if not samples:
+        if not self._samples:
             return
-        due = []
+        led = self._led
         for event in events:
-            sample = samples.get((event[0], event[3]))
-            if sample is None:
-                continue
-            if event[2] == _TOKEN:
-                due.append((sample, event[4], event[10] + 1))
-            elif event[2] == _FINISHED:
-                del samples[event[0], event[3]]
-        begin = now = time.perf_counter()
-        for sample, token, index in due:
-            if sample.slow or now - begin > INLINE_SECONDS:
-                assert self._pool is not None  # `add` made it
-                self._pool.submit(self._push, sample, token, index)
-            else:
-                now = self._push(sample, token, index)
+            kind = event[2]
+            if kind == _TOKEN:
+                if led and (sample := led.get((event[0], event[3]))) is not None:
+                    sample.constraint.push(event[4])
+                    if sample.constraint.phase is Phase.ANSWER:
+                        del led[event[0], event[3]]
+                    self._give(sample, event[10] + 1)
+            elif kind == _FINISHED:
+                led.pop((event[0], event[3]), None)
+                ended = self._samples.pop((event[0], event[3]), None)
+                if ended is not None and event[8] == FinishCode.MATCHER:
+                    ended.error = _too_complex(ended.constraint.constraint.param)
 
     def close(self) -> None:
         """Ends the pool. No events may come any more."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
-    # ---------------------------------------------------------------------------- the poll thread's and the pool's side
-
-    def _push(self, sample: ConstrainedSample, token: int, index: int) -> float:
-        """Works out and gives the mask behind `token`. Returns the time."""
-        begin = time.perf_counter()
-        if (sample.request, sample.sample) not in self._samples:
-            return begin  # it has ended with this token
-        try:
-            sample.constraint.push(token)
-        except AppError as error:
-            sample.error = error
-        except Exception as error:
-            sample.error = GenerationError(f"The constraint failed: {error!r}.")
-        if sample.error is not None:
-            self._cancel(sample)
-        else:
-            self._give(sample, index)
-        now = time.perf_counter()
-        sample.slow = now - begin > _SLOW_SECONDS
-        return now
+    # ------------------------------------------------------------------------------------------------ on any thread
 
     def _give(self, sample: ConstrainedSample, index: int) -> None:
+        """Gives what output token `index` may be, or lets the grammar begin there."""
         constraint = sample.constraint
-        if constraint.over and (sample.eos_ends_from is None or index < sample.eos_ends_from):
+        if constraint.phase is Phase.ANSWER and not constraint.empty:
+            self._pool.submit(self._tell, sample, lambda: self._begin(sample, index))
+        elif constraint.empty and (sample.eos_ends_from is None or index < sample.eos_ends_from):
             sample.ended = True
             self._cancel(sample)
-            return
+        else:
+            self._tell(sample, lambda: self._engine.set_mask(sample.request, sample.sample, index, constraint.mask))
+
+    def _begin(self, sample: ConstrainedSample, index: int) -> None:
+        constraint = sample.constraint
+        slow = constraint.constraint.slow
+        self._engine.set_matcher(sample.request, sample.sample, index, constraint.matcher(), slow=slow)
+
+    def _tell(self, sample: ConstrainedSample, tell: Callable[[], None]) -> None:
         try:
-            self._engine.set_mask(sample.request, sample.sample, index, constraint.mask)
+            tell()
         except EngineError as error:
             if error.status in (Status.NOT_FOUND, Status.CLOSED, Status.DEVICE_ERROR):
                 return  # it has ended meanwhile, or everything has
             sample.error = error
+            self._cancel(sample)
+        except Exception as error:
+            sample.error = GenerationError(f"The constraint failed: {error!r}.")
             self._cancel(sample)
 
     def _cancel(self, sample: ConstrainedSample) -> None:
@@ -136,3 +123,11 @@ class Masks:
             self._engine.cancel(sample.request, sample.sample)
         except EngineError:
             return  # the engine has failed or is closed: the reader is told elsewhere
+
+
+def _too_complex(param: str) -> RequestError:
+    return RequestError(
+        f"The constraint in {param} became too complex behind what the model has said; make it simpler.",
+        param,
+        "constraint_too_complex",
+    )

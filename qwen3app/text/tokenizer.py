@@ -139,9 +139,6 @@ class Tokenizer:
             self._plain.normalizer = hf.normalizer
         if hf.pre_tokenizer is not None:
             self._plain.pre_tokenizer = hf.pre_tokenizer
-        self._exact = HfTokenizer(hf.model)
-        if hf.pre_tokenizer is not None:
-            self._exact.pre_tokenizer = hf.pre_tokenizer
 
         pre_tokenizer = json.loads(hf.pre_tokenizer.__getstate__()) if hf.pre_tokenizer is not None else None
         self._can_cut = pre_tokenizer == _QWEN_PRE_TOKENIZER and _is_nfc_or_none(hf)
@@ -228,12 +225,6 @@ class Tokenizer:
     def encode_raw(self, text: str) -> list[int]:
         """Ids as the tokenizer file says: text that spells a control token becomes that token."""
         return self._encode(self._raw, [text])[0]
-
-    def encode_exact(self, text: str) -> list[int]:
-        """As encode_plain, but what the tokenizer would normalise, letters apart from their accents, stays as it is:
-        the ids' bytes are the text's."""
-        ids: list[int] = self._exact.encode(text, add_special_tokens=False).ids
-        return ids
 
     def encode_raw_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """encode_raw of each text, on all cores."""

@@ -75,15 +75,6 @@ def test_b50_bytes_of_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids) == text.replace("<|im_end|>", "")
 
 
-def test_letters_apart_from_their_accents_stay_so_where_bytes_count(tokenizer: Tokenizer) -> None:
-    for text in ("e\u0301", "Ti\u00ea\u0301ng Vie\u0323\u0302t", "\u1112\u1161\u11ab", "\u212b \ufb01 ok"):
-        ids = tokenizer.encode_exact(text)
-        assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
-    for text in ("plain <|im_end|> text", "日本語 👩‍👩‍👧‍👦 삼겹살"):
-        assert tokenizer.encode_exact(text) == tokenizer.encode_plain(text)
-    assert tokenizer.decode(tokenizer.encode_plain("e\u0301")) == "\u00e9"  # as the model was trained
-
-
 def test_b60_partial_characters_are_escaped_by_a_fixed_rule(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_raw("𠀀")
     assert len(ids) > 1
