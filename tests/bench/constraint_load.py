@@ -2,7 +2,8 @@
 
 Runs against a server that is up. Both figures are of the whole way, HTTP included; the load comes from this process, so
 leave it a core of its own. `--rounds` alternates both kinds, since machines change their speed: on a busy one the best
-of many short rounds tells more than the median. With `--pid` of the server a token's processor time is printed too.
+of many short rounds tells more than the median. With `--pid` of the server a token's processor time is printed too, by
+thread. Gaps beside a nasty constraint are to be read beside those of the first two rows: nothing, and plain requests.
 
   qwen3-8b serve --model models/tiny --port 8000
   python tests/bench/constraint_load.py http://127.0.0.1:8000
@@ -13,13 +14,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 # Schemas of lists that never have to end: as long as a free answer, like those that clients send in their parts.
 SCHEMA = {
@@ -39,6 +41,7 @@ SCHEMA = {
 CONSTRAINED = {"response_format": {"type": "json_schema", "json_schema": {"name": "list", "schema": SCHEMA}}}
 NOTHING = "nothing"
 NASTY: dict[str, dict[str, Any]] = {
+    "no constraint": {},
     "enum of 1 MB": {"guided_json": {"enum": [f"{i:08}" for i in range(90_000)]}},
     "enum of 200 KB": {"guided_json": {"enum": [f"{i:08}" for i in range(20_000)]}},
     "3,000 properties": {"guided_json": {"properties": {f"p{i}": {"type": "string"} for i in range(3000)}}},
@@ -56,35 +59,48 @@ NASTY: dict[str, dict[str, Any]] = {
 }
 
 
-async def complete(client: httpx.AsyncClient, n_tokens: int, **fields: Any) -> int:
+async def complete(host: str, port: int, n_tokens: int, **fields: Any) -> int:
+    """One stream, read as cheaply as can be: what the client takes is taken from the server on a small machine."""
     body = {"prompt": "Once upon a time", "max_tokens": n_tokens, "ignore_eos": True, "stream": True, **fields}
     body["stream_options"] = {"include_usage": True}
-    n = 0
-    async with client.stream("POST", "/v1/completions", json=body) as reply:
-        if reply.status_code != 200:
-            raise SystemExit((await reply.aread()).decode())
-        tail = b""
-        async for data in reply.aiter_raw():
-            tail = (tail + data)[-4096:]
-    for line in tail.decode(errors="replace").splitlines():
-        if line.startswith("data: {") and '"usage":{' in line:
-            n = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
-    return n
+    text = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+    writer.write(f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text)
+    tail = begin = await reader.read(1 << 16)
+    while data := await reader.read(1 << 20):
+        tail = (tail + data)[-4096:]
+    writer.close()
+    if not begin.startswith(b"HTTP/1.1 200"):
+        raise SystemExit((begin + tail).decode(errors="replace"))
+    usage = re.search(rb'"completion_tokens":(\d+)', tail)
+    if usage is None:
+        raise SystemExit(f"a stream without usage: {tail!r}")
+    return int(usage[1])
+
+
+def cpu_by_thread(pid: int | None) -> dict[str, float]:
+    """Processor seconds of the server's threads, those of one name together."""
+    used: dict[str, float] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir() if pid else ():
+        try:
+            name, times = (task / "comm").read_text().strip(), (task / "schedstat").read_text()
+        except OSError:
+            continue  # it has ended meanwhile
+        used[name] = used.get(name, 0) + int(times.split()[0]) * 1e-9
+    return used
 
 
 async def throughput(
-    client: httpx.AsyncClient, server: psutil.Process | None, n_streams: int, n_tokens: int, **fields: Any
-) -> tuple[float, float]:
-    """Tokens per second, and the server's processor time per token in microseconds."""
-    cpu = server.cpu_times() if server else None
+    url: httpx.URL, pid: int | None, n_streams: int, n_tokens: int, **fields: Any
+) -> tuple[float, dict[str, float]]:
+    """Tokens per second, and the processor time of the server's threads per token in microseconds."""
+    before = cpu_by_thread(pid)
     begin = time.perf_counter()
-    n = sum(await asyncio.gather(*(complete(client, n_tokens, seed=i, **fields) for i in range(n_streams))))
+    streams = (complete(url.host, url.port or 80, n_tokens, seed=i, **fields) for i in range(n_streams))
+    n = sum(await asyncio.gather(*streams))
     seconds = time.perf_counter() - begin
-    used = 0.0
-    if server and cpu:
-        now = server.cpu_times()
-        used = now.user + now.system - cpu.user - cpu.system
-    return n / seconds, used / n * 1e6
+    return n / seconds, {name: (t - before.get(name, 0)) / n * 1e6 for name, t in cpu_by_thread(pid).items()}
 
 
 async def press(client: httpx.AsyncClient, load: dict[str, Any], seconds: float) -> None:
@@ -135,7 +151,6 @@ async def main() -> None:
     parser.add_argument("--press", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each nasty constraint; 0: none")
     arguments = parser.parse_args()
-    server = psutil.Process(arguments.pid) if arguments.pid else None
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=arguments.url, timeout=600, limits=limits) as client:
         if arguments.press:
@@ -143,15 +158,16 @@ async def main() -> None:
         for n in arguments.streams:
             free, held = [], []
             for _ in range(arguments.rounds):
-                free.append(await throughput(client, server, n, arguments.tokens))
-                held.append(await throughput(client, server, n, arguments.tokens, **CONSTRAINED))
+                free.append(await throughput(client.base_url, arguments.pid, n, arguments.tokens))
+                held.append(await throughput(client.base_url, arguments.pid, n, arguments.tokens, **CONSTRAINED))
             for name, pick in (("median", statistics.median), ("best", max)):
                 a, b = (pick([speed for speed, _ in each]) for each in (free, held))
                 change = f"{100 * (b / a - 1):+.1f}%"
                 print(f"{n:3} streams, {name:6}: free {a:8,.0f} tok/s, constrained {b:8,.0f} tok/s, {change}")
-            if server:
-                a, b = (statistics.median([cpu for _, cpu in each]) for each in (free, held))
-                print(f"{n:3} streams, CPU   : free {a:8.1f} us/tok, constrained {b:8.1f} us/tok")
+            for kind, rounds in (("free", free), ("constrained", held)) if arguments.pid else ():
+                means = {name: statistics.fmean(cpu.get(name, 0) for _, cpu in rounds) for name in rounds[-1][1]}
+                parts = ", ".join(f"{name} {t:.1f}" for name, t in sorted(means.items()) if t >= 0.05)
+                print(f"{n:3} streams, {kind}: {sum(means.values()):.1f} us/tok of the processor: {parts}")
         if arguments.seconds:
             for name in [NOTHING, *NASTY]:
                 times, outcome = await gaps(client, arguments.url, arguments.seconds, name)
