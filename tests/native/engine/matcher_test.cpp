@@ -80,9 +80,7 @@ qwen3_matcher calls_of(Pairs* pairs) {
 }
 
 struct Constrained : Ask {
-  explicit Constrained(std::vector<int32_t> ids, int64_t n_tokens) : Ask(std::move(ids), n_tokens) {
-    constrained = 1;
-  }
+  explicit Constrained(std::vector<int32_t> ids, int64_t n_tokens) : Ask(std::move(ids), n_tokens) { constrained = 1; }
 };
 
 void give(Host& h, uint64_t id, std::unique_ptr<Pairs> pairs, int32_t sample = 0) {

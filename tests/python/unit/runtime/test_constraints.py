@@ -36,7 +36,8 @@ def constraints(text_parts: TextParts, tokens: GrammarTokens) -> Constraints:
 
 @pytest.fixture(scope="module")
 def official() -> Constraints:
-    return Constraints(load_text(Path(__file__).parents[3] / "data" / "qwen3").tokenizer)
+    tokenizer = load_text(Path(__file__).parents[3] / "data" / "qwen3").tokenizer
+    return Constraints(tokenizer, GrammarTokens(tokenizer))  # made here: compiling has a limit of time
 
 
 class Walk:
