@@ -10,6 +10,7 @@ PYTHON_BIN := $(VENV)/bin/python
 CMAKE := $(VENV)/bin/cmake
 # Two at once by default: the smallest machine that this project promises to build on has two cores.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 16 ] && n=16; echo $$n)
+NODE_CLIENTS := .node-clients
 DEMO_MODEL := models/demo
 FUZZ_SECONDS ?= 10
 
@@ -95,16 +96,17 @@ coverage: test-native $(VENV)/.stamp-test ## Python unit and integration tests w
 test-e2e: dist $(VENV)/.stamp-test $(DEMO_MODEL)/config.json ## the packed file as a person would use it
 	@$(PYTHON_BIN) -m pytest tests/python/e2e
 
+# With QWEN3_LONG property tests draw new examples, and limits of time are those that are promised: it wants an idle machine.
 .PHONY: test-long
-test-long: build build-sanitize $(VENV)/.stamp-test ## what CI has no time for: long prompts, long fuzzing, soak
+test-long: dist build-sanitize $(VENV)/.stamp-test ## what CI has no time for: long prompts, long fuzzing, soak, new random examples
 	@$(MAKE) test-fuzz FUZZ_SECONDS=600
 	@QWEN3_LONG=1 $(PYTHON_BIN) -m pytest tests/python -m long --timeout 7200
+	@QWEN3_LONG=1 $(PYTHON_BIN) -m pytest tests/python/unit tests/python/integration
 
-# Against the packed file. Clients have an environment of their own: they bring 1.1 GB of packages. QWEN3_NODE_CLIENTS=FOLDER with node_modules/openai
-# adds npm's openai.
+# Against the packed file. Clients have places of their own: they bring 1.1 GB of Python packages and 0.1 GB of npm's.
 .PHONY: test-clients
-test-clients: dist $(VENV)/.stamp-test $(VENV)-clients/.stamp ## LangChain, LiteLLM, lm-evaluation-harness; ten minutes of schemathesis
-	@QWEN3_CLIENTS=$(VENV)-clients QWEN3_EXECUTABLE=$(CURDIR)/dist/qwen3-8b $(PYTHON_BIN) -m pytest tests/python -m clients
+test-clients: dist $(VENV)/.stamp-test $(VENV)-clients/.stamp $(NODE_CLIENTS)/.stamp ## clients from PyPI and npm, lm-evaluation-harness; ten minutes of schemathesis
+	@QWEN3_CLIENTS=$(VENV)-clients QWEN3_NODE_CLIENTS=$(CURDIR)/$(NODE_CLIENTS) QWEN3_EXECUTABLE=$(CURDIR)/dist/qwen3-8b $(PYTHON_BIN) -m pytest tests/python -m clients
 
 .PHONY: bench
 bench: build-bench ## kernel benchmarks of this machine (native/bench)
@@ -159,6 +161,14 @@ $(VENV)/.stamp-test: pyproject.toml build_tools/make_venv.sh build_tools/require
 $(VENV)-clients/.stamp: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py
 	@build_tools/make_venv.sh $(VENV)-clients clients
 	@touch $@
+
+# Without npm its clients are left out, and asked for again the next time.
+$(NODE_CLIENTS)/.stamp: tests/clients/package.json
+	@mkdir -p $(NODE_CLIENTS) && cp tests/clients/package.json $(NODE_CLIENTS)/
+	@if command -v npm >/dev/null && command -v node >/dev/null; then \
+	  echo "make: installing npm's packages into $(NODE_CLIENTS)" >&2; \
+	  npm install --prefix $(NODE_CLIENTS) --no-package-lock --no-audit --no-fund --silent && touch $@; \
+	else echo "make: npm is not installed, so its clients are left out (Debian, Ubuntu: apt install nodejs npm)" >&2; fi
 
 ifeq ($(CUDA),1)
 build/native/build.ninja: $(VENV)/.stamp-cuda

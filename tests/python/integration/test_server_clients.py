@@ -1,6 +1,5 @@
-"""Programs of others against the server (tests/clients), each in the environment that QWEN3_CLIENTS names or, for the
-`openai` package of npm, in a folder with node_modules that QWEN3_NODE_CLIENTS names. `make test-clients` makes the
-first and uses the second where it is set."""
+"""Programs of others against the server (tests/clients): those of PyPI in the environment that QWEN3_CLIENTS names,
+those of npm in the folder with node_modules that QWEN3_NODE_CLIENTS names. `make test-clients` makes both."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from served import ROOT, StartServer
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 
 
 def python_of_clients() -> str:
@@ -23,12 +22,12 @@ def python_of_clients() -> str:
 
 def check(command: list[str], word: str, folder: Path, **environment: str) -> None:
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=folder, env=os.environ | environment, check=False
+        command, capture_output=True, text=True, timeout=800, cwd=folder, env=os.environ | environment, check=False
     )
     assert done.returncode == 0 and f"{word}: ok" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("client", ["langchain", "litellm", "lm_eval"])
+@pytest.mark.parametrize("client", ["openai", "langchain", "litellm", "lm_eval"])
 def test_client(client: str, start_server: StartServer, tiny_model_dir: Path, tmp_path: Path) -> None:
     server = start_server(tiny_model_dir, "--max-ctx", "4096", "--no-think")
     script = ROOT / "tests" / "clients" / f"{client}_client.py"
@@ -38,13 +37,15 @@ def test_client(client: str, start_server: StartServer, tiny_model_dir: Path, tm
     assert server.stop() == 0
 
 
-def test_openai_for_node(start_server: StartServer, tiny_model_dir: Path) -> None:
+@pytest.mark.parametrize("client", ["openai", "langchain", "ai_sdk"])
+def test_client_of_npm(client: str, start_server: StartServer, tiny_model_dir: Path) -> None:
     folder = os.environ.get("QWEN3_NODE_CLIENTS")
-    if not folder:
-        pytest.skip("QWEN3_NODE_CLIENTS names no folder with node_modules/openai (npm install openai)")
+    if not folder or not (Path(folder) / "node_modules").is_dir():
+        pytest.skip("QWEN3_NODE_CLIENTS names no folder with node_modules: make test-clients, where npm is installed")
     server = start_server(tiny_model_dir, "--max-ctx", "4096", "--no-think")
-    script = ROOT / "tests" / "clients" / "openai_client.mjs"
+    script = ROOT / "tests" / "clients" / f"{client}_client.mjs"
     # node looks for packages beside the script, so it is read from standard input in the folder that has them
     command = ["bash", "-c", f"node --input-type=module - {server.url}/v1 tiny < '{script}'"]
-    check(command, "openai-node", Path(folder))
+    check(command, f"{client.replace('_', '-')}-node", Path(folder))
+    assert '"level":"error"' not in server.log
     assert server.stop() == 0
