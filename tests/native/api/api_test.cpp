@@ -1,7 +1,13 @@
 // The C ABI from outside: every documented status, struct sizes, the last error, and a host's whole life. Uses the
 // smallest checkpoint on the real CPU backend.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,6 +29,14 @@ bool last_has(const std::string& text) {
   if (last().find(text) != std::string::npos) return true;
   std::fprintf(stderr, "the last error is \"%s\", it lacks \"%s\"\n", last().c_str(), text.c_str());
   return false;
+}
+
+bool is_asleep(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(") ");
+  return name_end != std::string::npos && line[name_end + 2] == 'S';
 }
 
 // The call must return `status`, and the sentence must contain `text`.
@@ -307,8 +321,7 @@ TEST("api: a full queue has its own status") {
   options.max_queue = 0;
   const Opened opened(options);
   qwen3_request request = small_request();
-  request.max_tokens = 200;
-  request.ignore_eos = 1;
+  request.constrained = 1;  // waits for a mask that never comes, and so holds the one slot
   uint64_t id = 0;
   REQUIRE(qwen3_submit(opened.engine, &request, &id) == QWEN3_OK);
   CHECK_FAILS(qwen3_submit(opened.engine, &request, &id), QWEN3_QUEUE_FULL, "max_queue is 0");
@@ -344,7 +357,7 @@ TEST("api: a request's life, and events with a newer host's size") {
   CHECK_FAILS(qwen3_poll(opened.engine, &events[0].known, SIZE_MAX, 2, logprobs, 20, 0, &n), QWEN3_INVALID_ARGUMENT,
               "event_size is 18446744073709551615, which no version of the struct can be");
   for (bool ended = false; !ended;) {
-    REQUIRE(qwen3_poll(opened.engine, &events[0].known, sizeof events[0], 2, logprobs, 20, 10'000, &n) == QWEN3_OK);
+    REQUIRE(qwen3_poll(opened.engine, &events[0].known, sizeof events[0], 2, logprobs, 20, 300'000, &n) == QWEN3_OK);
     for (size_t i = 0; i < n; i++) {
       CHECK_EQ(events[i].newer, 0u);
       CHECK_EQ(events[i].known.request, id);
@@ -375,11 +388,11 @@ TEST("api: masks and cancels reach the engine") {
   CHECK_EQ(qwen3_request_mask(opened.engine, id, 0, 0, &only_five, 1), QWEN3_OK);
   qwen3_event event;
   size_t n = 0;
-  REQUIRE(qwen3_poll(opened.engine, &event, sizeof event, 1, nullptr, 0, 10'000, &n) == QWEN3_OK);
+  REQUIRE(qwen3_poll(opened.engine, &event, sizeof event, 1, nullptr, 0, 300'000, &n) == QWEN3_OK);
   CHECK_EQ(event.token, 5);
   CHECK_FAILS(qwen3_cancel(opened.engine, id, 1), QWEN3_NOT_FOUND, "has no sample 1");
   CHECK_EQ(qwen3_cancel(opened.engine, id, 0), QWEN3_OK);
-  REQUIRE(qwen3_poll(opened.engine, &event, sizeof event, 1, nullptr, 0, 10'000, &n) == QWEN3_OK);
+  REQUIRE(qwen3_poll(opened.engine, &event, sizeof event, 1, nullptr, 0, 300'000, &n) == QWEN3_OK);
   CHECK_EQ(event.finish_reason, QWEN3_FINISH_CANCELLED);
   CHECK_EQ(event.n_generated, 1);
 }
@@ -514,14 +527,18 @@ TEST("api: closing with live requests lets blocked pollers go") {
   uint64_t id = 0;
   REQUIRE(qwen3_submit(opened->engine, &request, &id) == QWEN3_OK);
   std::vector<qwen3_status> results(3, QWEN3_OK);
+  std::atomic<pid_t> threads[3] = {};
   std::vector<std::thread> pollers;
-  for (qwen3_status& result : results)
-    pollers.emplace_back([&result, engine = opened->engine] {
+  for (size_t i = 0; i < results.size(); i++)
+    pollers.emplace_back([&result = results[i], &thread = threads[i], engine = opened->engine] {
       qwen3_event event;
       size_t n = 0;
+      thread = static_cast<pid_t>(::syscall(SYS_gettid));
       result = qwen3_poll(engine, &event, sizeof event, 1, nullptr, 0, -1, &n);
     });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  // The handle ends with the call: all must be inside, which shows by their being asleep.
+  for (const std::atomic<pid_t>& thread : threads)
+    while (thread == 0 || !is_asleep(thread)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   delete opened;
   for (std::thread& poller : pollers) poller.join();
   for (const qwen3_status result : results) CHECK_EQ(result, QWEN3_CLOSED);

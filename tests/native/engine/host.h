@@ -17,6 +17,8 @@
 
 namespace host {
 
+// For what shall happen: far beyond what a busy machine needs.
+inline constexpr std::chrono::seconds kPatience{300};
 inline constexpr uint64_t kBlockBytes = 2 * 2 * 32 * 128 * 2;  // k and v, 2 layers, 32 tokens, 1 head of 128, bf16
 
 struct Log {
@@ -125,7 +127,7 @@ class Host {
   // Until `done` or a timeout; events are noted all along.
   template <typename Done>
   void poll_until(const Done& done) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (!done()) {
       REQUIRE(std::chrono::steady_clock::now() < deadline);
       poll(20);
@@ -136,7 +138,7 @@ class Host {
 
   // The worker has nothing left to do and has checked its books. Blocks: none is used.
   void check_idle() {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
     for (;;) {
       const qwen3_stats stats = engine->stats();
       if (stats.n_running == 0 && stats.n_waiting == 0 && stats.blocks_used == 0 && stats.idle_checks > 0) {
@@ -200,7 +202,7 @@ class Gate {
   }
   void wait_inside() {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, std::chrono::seconds(30), [this] { return inside_; })) {
+    if (!changed_.wait_for(lock, kPatience, [this] { return inside_; })) {
       CHECK(!"the worker did not reach the gate");
     }
   }

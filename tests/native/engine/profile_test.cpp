@@ -124,7 +124,7 @@ TEST("profile: closing ends it after the step that runs") {
   auto faults = std::make_shared<toy::Faults>();
   faults->on_step = [&n_steps](int) {
     n_steps++;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   };
   Host h(options(), faults);
   auto profile = std::async(std::launch::async, [&] { h.engine->profile_step(spec(1, 1, 0, 1000)); });
