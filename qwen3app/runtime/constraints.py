@@ -53,7 +53,8 @@ _THREADS = min(max((os.cpu_count() or 1) // 4, 1), 4)
 _MAX_GRAMMAR = 1 << 21
 # Compiled grammars that are kept; the largest that the limits below allow takes some 50 MB.
 _CACHE_SIZE = 32
-# Schemas tried one by one to find the part at fault, and for how long.
+# Schemas tried one by one to find the part at fault, and for how long (of a core's time, so that a busy machine finds
+# the same part).
 _MAX_TRIES, _LOCATE_SECONDS = 100, 0.5
 # llguidance's limits. Its defaults let one mask take 30 ms and one compilation more than a second.
 _LIMITS = {
@@ -283,14 +284,14 @@ def _compiled(tokens: GrammarTokens, grammar: Grammar) -> Constraint | RequestEr
 
 def _locate(tokens: GrammarTokens, schemas: Sequence[tuple[str, Any]], place: str, fault: str) -> tuple[str, str]:
     """The innermost schema that is at fault by itself, and its fault."""
-    deadline = time.monotonic() + _LOCATE_SECONDS
+    deadline = time.thread_time() + _LOCATE_SECONDS
     tries = _MAX_TRIES
     found, parts = place, list(schemas)
     root: dict[str, Any] = {}
     while parts:
         for where, schema in parts:
             tries -= 1
-            if tries < 0 or time.monotonic() > deadline:
+            if tries < 0 or time.thread_time() > deadline:
                 return found, fault
             alone = {**root, **schema} if isinstance(schema, dict) else schema
             reason = _fault(tokens.matcher(schema_grammar(alone)))
