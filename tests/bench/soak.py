@@ -56,11 +56,12 @@ def text_of(reply: bytes) -> str:
 class Crowd:
     """The clients, in one event loop."""
 
-    def __init__(self, url: str, leave: float) -> None:
+    def __init__(self, url: str, leave: float, least: int) -> None:
         self.counts: Counter[str] = Counter()
         self.errors: list[str] = []
         self._host, _, self._port = url.removeprefix("http://").partition(":")
         self._leave = leave
+        self._least = least
         self._expected: dict[int, str] = {}
         self._chance = random.Random(11)
 
@@ -72,7 +73,7 @@ class Crowd:
 
     async def stay(self, deadline: float) -> None:
         """One client after the other in one place of the crowd."""
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or min(self.counts["answered"], self.counts["left"]) < self._least:
             i = self._chance.randrange(_SEEDS)
             patience = self._chance.random() * 0.8 if self._chance.random() < self._leave else None
             try:
@@ -180,7 +181,7 @@ def start_server(arguments: argparse.Namespace, log: Path) -> tuple[subprocess.P
 def soak(arguments: argparse.Namespace, log: Path) -> dict[str, Any]:
     process, url = start_server(arguments, log)
     try:
-        crowd = Crowd(url, arguments.leave)
+        crowd = Crowd(url, arguments.leave, arguments.least)
 
         async def run() -> list[int]:
             await crowd.learn()
@@ -239,6 +240,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--leave", type=float, default=0.2, help="share of the clients that leave early")
+    parser.add_argument(
+        "--least", type=int, default=0, help="goes on until so many clients were answered and so many left"
+    )
     parser.add_argument("--threads", type=int, default=1, help="the engine's")
     parser.add_argument(
         "--lenient", action="store_true", help="only what does not depend on the machine's speed counts"

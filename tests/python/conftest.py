@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from served import ROOT, RealServer, StartServer, wait_for
+
+# Property tests do not fail because a machine is slow. In `make test-long` they draw other examples each time,
+# elsewhere the same.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    derandomize=not os.environ.get("QWEN3_LONG"),
+)
+settings.load_profile("patient")
 
 # The command with a tokenizer that waits for a file: a load that takes as long as a test wants.
 HELD_PROGRAM = """

@@ -56,6 +56,11 @@ def make_info(**changes: object) -> EngineInfo:
     return replace(info, **changes)  # type: ignore[arg-type]
 
 
+def endless(step: float = 0.02) -> FakeEngine:
+    """An engine that says the same token on and on, for far longer than any test takes."""
+    return FakeEngine(lambda request, sample: [70] * 10_000, make_info(max_context=20_000), step=step)
+
+
 class FakeEngine:
     """See the file's head. step: seconds between two tokens; delay: seconds before the first."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,12 +30,12 @@ class RealServer:
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON reply to a request that must be answered with 200."""
-        reply = httpx.post(f"{self.url}{path}", json=body, timeout=60)
+        reply = httpx.post(f"{self.url}{path}", json=body, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text
         result: dict[str, Any] = reply.json()
         return result
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 20) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = PATIENCE) -> int:
         """Sends the signal and waits for the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -45,9 +45,11 @@ class RealServer:
 StartServer = Callable[..., RealServer]
 
 
-def wait_for(server: RealServer, pattern: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not re.search(pattern, server.log):
-        assert server.process.poll() is None, f"the server ended: {server.log}"
-        assert time.monotonic() < deadline, f"the server did not say {pattern}: {server.log}"
-        time.sleep(0.02)
+def wait_for(server: RealServer, pattern: str) -> None:
+    def said() -> object:
+        ended = server.process.poll() is not None
+        found = re.search(pattern, server.log)
+        assert found or not ended, f"the server ended: {server.log}"
+        return found
+
+    wait_until(said, lambda: f"the server did not say {pattern}: {server.log}")

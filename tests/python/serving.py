@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 from fake_engine import FakeEngine
+from patience import PATIENCE
 
 from qwen3app.abi.types import Event, EventKind
 from qwen3app.runtime import ChoiceDelta, Generation, LoadedModel
@@ -76,14 +76,6 @@ def content_of(deltas: list[ChoiceDelta], choice: int = 0) -> str:
     return "".join(delta.content for delta in deltas if delta.choice == choice)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Waits for what must come, however slow the machine is."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        await asyncio.sleep(0.005)
-
-
 class FakeLoader:
     """Loader's interface: hands over a model when told to."""
 
@@ -145,7 +137,7 @@ async def serving(
     loader = loader or FakeLoader(model)
     life = Life(options, Path("models/fake"), listener, loader, Log("info"), tls_context(options.guards))  # type: ignore[arg-type]
     task = asyncio.create_task(life.run())
-    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=PATIENCE) as client:
         while life._server is None or not life._server.started or (model is not None and life.state.serving is None):
             await asyncio.sleep(0.005)
             if task.done():
@@ -156,7 +148,7 @@ async def serving(
             if life._server is not None:
                 life._server.should_exit = True
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(asyncio.shield(task), 10)
+                await asyncio.wait_for(asyncio.shield(task), PATIENCE)
             listener.close()
 
 

@@ -6,16 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKED = ROOT / "dist" / "qwen3-8b"
-SECONDS_TO_READY = 60  # on a busy machine; it takes under one on an idle one
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -54,7 +53,7 @@ def run(packed: Path, temporary: Path) -> Run:
             cwd=temporary.parent,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
 
@@ -80,11 +79,15 @@ class PackedServer:
         return None
 
     def wait_for(self, name: str) -> dict[str, object]:
-        deadline = time.monotonic() + SECONDS_TO_READY
-        while (found := self.event(name)) is None:
-            assert self.process.poll() is None, f"the server ended: {self.log}"
-            assert time.monotonic() < deadline, f"no event {name}: {self.log}"
-            time.sleep(0.02)
+        def has_come() -> object:
+            ended = self.process.poll() is not None
+            found = self.event(name)
+            assert found or not ended, f"the server ended: {self.log}"
+            return found
+
+        wait_until(has_come, lambda: f"no event {name}: {self.log}")
+        found = self.event(name)
+        assert found is not None
         return found
 
 
@@ -118,12 +121,3 @@ def serve(packed: Path, temporary: Path, tmp_path: Path) -> Iterator[Serve]:
         if server.process.poll() is None:
             server.process.send_signal(signal.SIGKILL)
             server.process.wait(10)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

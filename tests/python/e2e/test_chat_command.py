@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -20,7 +21,7 @@ def chat(model_dir: Path, *flags: str, stdin: bytes | None = None) -> subprocess
         stdin=subprocess.DEVNULL if stdin is None else None,
         capture_output=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -76,7 +77,7 @@ def test_a_signal_ends_it_quietly(tiny_model_dir: Path, number: int, code: int) 
     assert process.stdout is not None
     process.stdout.read(1)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert (process.returncode, stderr) == (code, b"")
 
 
@@ -91,5 +92,5 @@ def test_a_reader_that_goes_away(tiny_model_dir: Path) -> None:
     )
     os.close(write)
     os.close(read)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert (process.returncode, stderr) == (141, b"")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,7 +43,7 @@ class Screen:
 
     def _tmux(self, *words: str) -> str:
         command = ["tmux", "-S", self._socket, *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, timeout=20).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE).stdout
 
     def text(self) -> str:
         """What the terminal shows, with what has scrolled away; wrapped lines joined."""
@@ -51,29 +52,31 @@ class Screen:
     def keys(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)
 
-    def wait_prompt(self, seconds: float = 20) -> None:
+    def wait_prompt(self) -> None:
         """Waits until the chat reads keys: its prompt, or a further line of it, stands at the end."""
-        deadline = time.monotonic() + seconds
-        while not self.text().rstrip().rpartition("\n")[2].startswith((">", ".")):
-            assert time.monotonic() < deadline, f"no prompt came in:\n{self.text()}"
-            time.sleep(0.05)
+        wait_until(
+            lambda: self.text().rstrip().rpartition("\n")[2].startswith((">", ".")),
+            lambda: f"no prompt came in:\n{self.text()}",
+        )
 
     def type(self, text: str) -> None:
         self.wait_prompt()
         self._tmux("send-keys", "-l", text)
 
-    def wait(self, *parts: str, count: int = 1, seconds: float = 20) -> str:
-        """Waits until the terminal shows each part that often."""
-        deadline = time.monotonic() + seconds
-        while True:
+    def wait(self, *parts: str, count: int = 1) -> str:
+        """Waits until the terminal shows each part that often, and returns what it then shows."""
+        text = ""
+
+        def is_shown() -> bool:
+            nonlocal text
             text = self.text()
-            if all(text.count(part) >= count for part in parts):
-                return text
-            assert time.monotonic() < deadline, f"{parts} x {count} never appeared in:\n{text}"
-            time.sleep(0.05)
+            return all(text.count(part) >= count for part in parts)
+
+        wait_until(is_shown, lambda: f"{parts} x {count} never appeared in:\n{text}")
+        return text
 
     def close(self) -> None:
-        subprocess.run(["tmux", "-S", self._socket, "kill-server"], check=False, capture_output=True, timeout=20)
+        subprocess.run(["tmux", "-S", self._socket, "kill-server"], check=False, capture_output=True, timeout=PATIENCE)
 
 
 @pytest.fixture

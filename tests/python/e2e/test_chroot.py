@@ -6,13 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import httpx
 import pytest
-
-from .conftest import wait_until
+from patience import PATIENCE, wait_until
 
 # glibc's own shared libraries; everything else must come out of the packed file.
 LIBC = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1", "libresolv.so.2")
@@ -69,7 +67,7 @@ def test_the_root_has_no_python_and_no_shell(bare_root: Path) -> None:
 
 def test_chats_in_a_bare_root(inside: list[str]) -> None:
     command = [*inside, "chat", "--model", "/model", "--temp", "0", "--max-tokens", "8", "--once", "Hello"]
-    result = subprocess.run(command, env=ADMIN_PATH, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, env=ADMIN_PATH, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stderr
 
 
@@ -83,20 +81,22 @@ def test_serves_in_a_bare_root(inside: list[str], bare_root: Path, tmp_path: Pat
             stderr=stderr,
         )
     try:
-        assert wait_until(lambda: b'"ready"' in log.read_bytes() or process.poll() is not None, 60)
+        wait_until(lambda: b'"ready"' in log.read_bytes() or process.poll() is not None)
         text = log.read_text()
         assert '"ready"' in text, text
         address = text.split('"address":"', 1)[1].split('"', 1)[0]
-        reply = httpx.post(f"http://{address}/v1/completions", json={"prompt": "Hello", "max_tokens": 5}, timeout=30)
+        reply = httpx.post(
+            f"http://{address}/v1/completions", json={"prompt": "Hello", "max_tokens": 5}, timeout=PATIENCE
+        )
         assert reply.status_code == 200, reply.text
         assert reply.json()["usage"]["completion_tokens"] >= 1
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         if process.poll() is None:
             process.kill()
             process.wait(10)
-    assert wait_until(lambda: not list((bare_root / "tmp").iterdir())), "the unpacked folder is still there"
+    wait_until(lambda: not list((bare_root / "tmp").iterdir()), "the unpacked folder is still there")
 
 
 @pytest.mark.skipif(shutil.which("debootstrap") is None or os.geteuid() != 0, reason="needs debootstrap and root")
@@ -109,8 +109,6 @@ def test_chats_in_a_debian_minbase(tiny_model_dir: Path, tmp_path: Path) -> None
         pytest.skip("debootstrap could not make a root here (no mirror in reach)")
     shutil.copy(Path(__file__).resolve().parents[3] / "dist" / "qwen3-8b", root / "qwen3-8b")
     shutil.copytree(tiny_model_dir, root / "model")
-    started = time.monotonic()
     command = ["chroot", str(root), "/qwen3-8b", "chat", "--model", "/model", "--max-tokens", "8", "--once", "Hello"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stderr
-    assert time.monotonic() - started < 60

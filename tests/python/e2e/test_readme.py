@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from .conftest import ROOT, clean_environment
 
@@ -14,7 +15,13 @@ from .conftest import ROOT, clean_environment
 def test_make_demo_without_a_terminal_answers_once(packed: Path) -> None:
     """The packed file is asked for so that everything that `make demo` builds is there already."""
     result = subprocess.run(
-        ["make", "demo"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, check=False
+        ["make", "demo"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     assert "random" in result.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 from qwen3app import cli
 from qwen3app.abi.engine import Engine
@@ -300,7 +301,5 @@ def test_ctrl_c_ends_a_long_measurement(flags: list[str], tiny_model_dir: Path) 
             time.sleep(0.05)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        begin = time.monotonic()
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and out == "" and err == ""
-    assert time.monotonic() - begin < 10
+        out, err = process.communicate(timeout=2 * PATIENCE)
+    assert process.returncode == 130 and out == "" and err == ""  # 0 and a table, had it gone on to its end

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from qwen3app.abi.engine import Engine
 from qwen3app.abi.types import EngineOptions, EngineRequest, Event, EventKind, FinishCode
@@ -203,7 +204,7 @@ def test_close_with_live_requests_and_a_blocked_poller(tiny_model_dir: Path) -> 
     thread.start()
     time.sleep(0.1)
     engine.close()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert statuses == [Status.CLOSED]
     with pytest.raises(EngineError):
         engine.stats()

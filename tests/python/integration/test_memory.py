@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE
 from served import ROOT
 
 from build_tools.make_checkpoint import make_checkpoint
@@ -44,7 +45,7 @@ def test_a_run_needs_little_more_than_the_file_and_the_kv_pool(tmp_path: Path) -
         capture_output=True,
         text=True,
         check=True,
-        timeout=240,
+        timeout=2 * PATIENCE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     tokens, peak = (int(line) for line in done.stdout.split()[-2:])
@@ -54,6 +55,8 @@ def test_a_run_needs_little_more_than_the_file_and_the_kv_pool(tmp_path: Path) -
 
 def test_memory_is_flat_over_many_requests(tiny_model_dir: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "gpu" / "memory_flat.py"), str(tiny_model_dir), "--device", "cpu"]
-    done = subprocess.run([*command, "--requests", "2000"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*command, "--requests", "2000"], capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2000 requests" in done.stdout and "0 blocks left over" in done.stdout

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from served import ROOT, RealServer
 
 
@@ -16,7 +17,9 @@ def test_counts(real_server: RealServer, tiny_model_dir: Path, tmp_path: Path, p
     out = tmp_path / "out.json"
     command = [sys.executable, str(ROOT / "tests" / "bench" / "serve_bench.py"), "--url", real_server.url]
     command += ["--tokenizer", str(tiny_model_dir), "--row", "1x9x7:3", "--row", "20x33x12:50", "--json", str(out)]
-    done = subprocess.run([*command, "--prompt", prompt], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*command, "--prompt", prompt], capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = json.loads(out.read_text())["rows"]
     assert (first["completed"], first["output_tokens"], first["short"]) == (3, 21, 0)
@@ -32,5 +35,5 @@ def test_counts(real_server: RealServer, tiny_model_dir: Path, tmp_path: Path, p
 def test_a_refused_request_is_a_failure(real_server: RealServer, tiny_model_dir: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "bench" / "serve_bench.py"), "--url", real_server.url]
     command += ["--tokenizer", str(tiny_model_dir), "--row", "2x4000x4000:2", "--warmup", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1 and "2 failed: status 400" in done.stdout

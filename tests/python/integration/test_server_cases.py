@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE
 from served import ROOT, RealServer, StartServer, wait_for
 
 BLOCK = 32  # tokens of a KV block: what the prefix cache shares
@@ -18,7 +19,7 @@ BLOCK = 32  # tokens of a KV block: what the prefix cache shares
 
 def complete(server: RealServer, prompt: str, **fields: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": True} | fields
-    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
     assert reply.status_code == 200, reply.text
     result: dict[str, Any] = reply.json()
     return result
@@ -51,14 +52,14 @@ def test_b36_the_second_turn_reuses_the_first_ones_prompt_with_thinking_off(real
             "temperature": 0,
             "chat_template_kwargs": {"enable_thinking": False},
         }
-        reply = httpx.post(f"{real_server.url}/v1/chat/completions", json=body, timeout=60)
+        reply = httpx.post(f"{real_server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text
         result: dict[str, Any] = reply.json()
         return result
 
     first_turn = [{"role": "user", "content": "Tell me of the " + "quick brown fox and the lazy dog " * 12}]
     rendered = httpx.post(
-        f"{real_server.url}/tokenize", json={"messages": first_turn, "add_generation_prompt": False}, timeout=60
+        f"{real_server.url}/tokenize", json={"messages": first_turn, "add_generation_prompt": False}, timeout=PATIENCE
     ).json()
     answer = ask(first_turn)["choices"][0]["message"]["content"]
     second = ask([*first_turn, {"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}])
@@ -73,7 +74,7 @@ def test_b81_keys_and_salts_keep_tenants_apart(start_server: StartServer, tiny_m
 
     def cached(key: str, **fields: Any) -> int:
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 1} | fields
-        reply = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": key}, timeout=60)
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": key}, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text
         return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
@@ -92,7 +93,7 @@ def test_b102_a_local_model_needs_no_network(tiny_model_dir: Path) -> None:
         [*command, "--once", "Hello", "--max-tokens", "4", "--temp", "0", "--kv-gb", "0.1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         cwd=ROOT,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 from openai import OpenAI
+from patience import PATIENCE
 from served import RealServer
 
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -14,7 +15,7 @@ MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 @pytest.fixture
 def client(real_server: RealServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=real_server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with OpenAI(base_url=real_server.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 

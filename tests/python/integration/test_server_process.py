@@ -11,31 +11,30 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE, wait_until
 from served import ROOT, RealServer, StartServer, wait_for
 
 
 def metric(url: str, name: str) -> float:
-    for line in httpx.get(url + "/metrics", timeout=20).text.splitlines():
+    for line in httpx.get(url + "/metrics", timeout=PATIENCE).text.splitlines():
         if line.startswith((name + "{", name + " ")) or (name.endswith("}") and line.startswith(name)):
             return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"no metric {name}")
 
 
-def wait_until_idle(url: str, seconds: float = 30) -> None:
+def wait_until_idle(url: str) -> None:
     """All blocks are free or hold a cached prefix, nothing runs or waits, and no HTTP request but ours is open."""
-    deadline = time.monotonic() + seconds
-    while True:
+
+    def is_idle() -> bool:
         running = metric(url, "qwen3_requests_running") + metric(url, "qwen3_requests_waiting")
-        if running == 0 and metric(url, "qwen3_kv_blocks_used") == 0 and metric(url, "http_requests_open") == 1:
-            break
-        assert time.monotonic() < deadline, "the server did not fall idle"
-        time.sleep(0.05)
+        return running == 0 and metric(url, "qwen3_kv_blocks_used") == 0 and metric(url, "http_requests_open") == 1
+
+    wait_until(is_idle, "the server did not fall idle")
     total = metric(url, "qwen3_kv_blocks")
     assert metric(url, "qwen3_kv_blocks_free") + metric(url, "qwen3_kv_blocks_cached") == total
 
@@ -61,7 +60,7 @@ def text_of(body: dict[str, Any], reply: bytes) -> str:
 
 def test_sse_bytes(real_server: RealServer) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "stream": True, "seed": 1}
-    with httpx.stream("POST", real_server.url + "/v1/chat/completions", json=body, timeout=30) as response:
+    with httpx.stream("POST", real_server.url + "/v1/chat/completions", json=body, timeout=PATIENCE) as response:
         raw = b"".join(response.iter_bytes())
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
@@ -81,8 +80,12 @@ async def open_raw(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_b86_sockets_closed_at_every_moment(real_server: RealServer, stream: bool) -> None:
-    body = {"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": True, "stream": stream, "n": 2}
+async def test_b86_sockets_closed_at_every_moment(
+    start_server: StartServer, tiny_model_dir: Path, stream: bool
+) -> None:
+    real_server = start_server(tiny_model_dir, "--max-ctx", "30000")
+    # none of them ends by itself before its socket is closed
+    body = {"prompt": "Once upon a time", "max_tokens": 25_000, "ignore_eos": True, "stream": stream, "n": 2}
     cancelled = metric(real_server.url, 'qwen3_samples_finished_total{finished_reason="abort",model_name="tiny"}')
     for seconds in (0.0, 0.001, 0.01, 0.1):
         _, writer = await open_raw(real_server.url, body)
@@ -103,15 +106,16 @@ async def test_b86_sockets_closed_at_every_moment(real_server: RealServer, strea
     await asyncio.to_thread(wait_until_idle, real_server.url)
     after = metric(real_server.url, 'qwen3_samples_finished_total{finished_reason="abort",model_name="tiny"}')
     assert after - cancelled >= 6  # those that were under way
+    real_server.stop()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_500_requests_with_random_disconnects(start_server: StartServer, tiny_model_dir: Path) -> None:
     """Sound 3: all blocks free at the end, and every answer that survived is right (B86, B87)."""
     server = start_server(tiny_model_dir, "--max-ctx", "1024", "--slots", "16", "--kv-gb", "0.02")
     chance = random.Random(7)
     limits = httpx.Limits(max_connections=600, max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=server.url, timeout=200, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=800, limits=limits) as client:
         expected = {}
         for i in range(40):
             body = {**body_of(i), "stream": False}
@@ -133,7 +137,7 @@ async def test_500_requests_with_random_disconnects(start_server: StartServer, t
         results = await asyncio.gather(*(one(i) for i in range(500)))
     assert results.count("answered") >= 150 and results.count("left") >= 50
     await asyncio.to_thread(wait_until_idle, server.url)
-    assert httpx.get(server.url + "/health").status_code == 200
+    assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 200
     assert server.stop() == 0
 
 
@@ -150,7 +154,7 @@ async def test_more_clients_than_the_usual_limit_of_files(start_server: StartSer
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     wait_for(server, r'"event":"ready"')
     limits = httpx.Limits(max_connections=n_clients)
-    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=800, limits=limits) as client:
 
         async def hold() -> int:
             async with client.stream("POST", "/v1/completions", json=body_of(0) | {"prompt": "x"}) as reply:
@@ -165,7 +169,7 @@ async def test_more_clients_than_the_usual_limit_of_files(start_server: StartSer
     assert server.stop() == 0
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_a_pool_for_three_serves_256(start_server: StartServer, tiny_model_dir: Path) -> None:
     """B82, B83: preemption gives the same texts as a large pool, and the counts are right."""
     small = start_server(tiny_model_dir, "--max-ctx", "96", "--slots", "16", "--kv-gb", str(3 * 96 * 2048 / 2**30))
@@ -173,7 +177,7 @@ async def test_a_pool_for_three_serves_256(start_server: StartServer, tiny_model
     texts: list[list[str]] = []
     for server in (small, large):
         limits = httpx.Limits(max_connections=300)
-        async with httpx.AsyncClient(base_url=server.url, timeout=200, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=800, limits=limits) as client:
 
             async def one(i: int, client: httpx.AsyncClient = client) -> str:
                 body = body_of(i, 40)
@@ -191,17 +195,14 @@ async def test_a_pool_for_three_serves_256(start_server: StartServer, tiny_model
 def test_503_while_loading(start_server: StartServer, tiny_model_dir: Path, tmp_path: Path) -> None:
     hold = tmp_path / "go on"
     server = start_server(tiny_model_dir, wait=False, hold=hold)
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         health = client.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "loading"
         response = client.post("/v1/completions", json={"prompt": "hi"})
         assert response.status_code == 503 and response.json()["error"]["code"] == "model_loading"
         assert "retry-after" in response.headers
         hold.touch()
-        deadline = time.monotonic() + 30
-        while client.get("/health").status_code != 200:
-            assert time.monotonic() < deadline, server.log
-            time.sleep(0.02)
+        wait_until(lambda: client.get("/health").status_code == 200, lambda: server.log)
         assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
     assert server.stop() == 0
 
@@ -210,17 +211,19 @@ def test_sigterm_while_loading(start_server: StartServer, tiny_model_dir: Path, 
     hold = tmp_path / "go on"
     server = start_server(tiny_model_dir, wait=False, hold=hold)
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
     hold.touch()
-    assert server.process.wait(20) == 0, server.log
+    assert server.process.wait(PATIENCE) == 0, server.log
 
 
 def test_sigterm_drains(start_server: StartServer, tiny_model_dir: Path) -> None:
-    server = start_server(tiny_model_dir, "--max-ctx", "4096")
-    body = {"prompt": "Once", "max_tokens": 3000, "n": 4, "ignore_eos": True, "stream": True, "seed": 5}
+    server = start_server(tiny_model_dir, "--max-ctx", "4096", "--drain-seconds", "300")
+    # more than the sockets hold, so that it goes on until it is read
+    body = {"prompt": "Once", "max_tokens": 3000, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
+    narrow = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)])
     with (
-        httpx.Client(base_url=server.url, timeout=60) as other,
-        httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response,
+        httpx.Client(base_url=server.url, timeout=PATIENCE) as other,
+        httpx.Client(base_url=server.url, timeout=PATIENCE, transport=narrow) as reader,
+        reader.stream("POST", "/v1/completions", json=body) as response,
     ):
         assert other.get("/health").status_code == 200
         parts = response.iter_bytes()
@@ -231,7 +234,7 @@ def test_sigterm_drains(start_server: StartServer, tiny_model_dir: Path) -> None
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
         tail = b"".join(parts)
     assert tail.endswith(b"data: [DONE]\n\n") and tail.count(b'"finish_reason":"length"') == 4
-    assert server.process.wait(20) == 0
+    assert server.process.wait(PATIENCE) == 0
     assert '"event":"draining","n_requests":1' in server.log and '"event":"stopped"' in server.log
 
 
@@ -240,21 +243,19 @@ def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_model_dir:
     body = {"prompt": "Once", "max_tokens": 25_000, "ignore_eos": True, "stream": True}
     with (
         contextlib.suppress(httpx.HTTPError),
-        httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response,
+        httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=PATIENCE) as response,
     ):
         parts = response.iter_bytes()
         next(parts)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        wait_for(server, '"event":"draining"')
         assert server.process.poll() is None
-        begin = time.monotonic()
-        assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
-        assert time.monotonic() - begin < 3
+        assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM  # 0, had it waited for the answer
 
 
 def run_serve(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "qwen3app.cli", "serve", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, check=False)
 
 
 def test_wrong_starts_are_one_sentence(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -282,8 +283,8 @@ def test_ipv6_and_api_key(start_server: StartServer, tiny_model_dir: Path) -> No
         pytest.skip("this machine has no IPv6")
     server = start_server(tiny_model_dir, "--addr", "::1", "--api-key", "k", "--served-model-name", "my/model")
     assert server.url.startswith("http://[::1]:")
-    assert httpx.get(server.url + "/v1/models").status_code == 401
-    models = httpx.get(server.url + "/v1/models", headers={"x-api-key": "k"}).json()
+    assert httpx.get(server.url + "/v1/models", timeout=PATIENCE).status_code == 401
+    models = httpx.get(server.url + "/v1/models", headers={"x-api-key": "k"}, timeout=PATIENCE).json()
     assert [model["id"] for model in models["data"]] == ["my/model"]
-    assert httpx.get(server.url + "/health").status_code == 200
+    assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 200
     assert server.stop() == 0

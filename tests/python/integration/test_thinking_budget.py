@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
+from patience import PATIENCE, wait_until
 from served import RealServer, StartServer
 
 from qwen3app.runtime.thought_budget import CLOSING_TEXT
@@ -40,7 +40,7 @@ def thinking_server(start_server: StartServer, thinking_model: Path) -> RealServ
 
 
 def counter(server: RealServer, name: str) -> float:
-    text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
     found = re.search(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.M)
     assert found is not None, name
     return float(found.group(1))
@@ -120,16 +120,14 @@ async def test_a_full_server_changes_no_thought_and_keeps_nothing(
 ) -> None:
     """Four slots, a short queue, clients that leave: equal requests get equal answers, and at the end all is free."""
     server = start_server(thinking_model, "--max-ctx", "1024", "--slots", "4", "--max-queue", "6")
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
         replies = await asyncio.gather(*[_ask(client, number) for number in range(100)])
     answers: dict[int, Any] = {}
     for kind, said in filter(None, replies):
         assert answers.setdefault(kind, said) == said
         assert all(texts[2] in ("stop", "length") for texts in said.values())
     assert len(answers) == 20
-    deadline = time.monotonic() + 10
-    while counter(server, "vllm:num_requests_running") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: not counter(server, "vllm:num_requests_running"))
     for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "qwen3_generations_running"):
         assert counter(server, name) == 0
     assert '"level":"error"' not in server.log
@@ -147,7 +145,7 @@ def test_the_official_client_reads_thoughts(thinking_server: RealServer) -> None
         "reasoning_effort": "high",
         "extra_body": {"thinking_budget": 30, "ignore_eos": True},
     }
-    with OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         plain = client.chat.completions.create(**options)
         chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     for index, choice in enumerate(plain.choices):
@@ -179,7 +177,7 @@ def test_b40_an_answer_behind_a_closed_thought_keeps_its_schema(thinking_server:
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}},
         "extra_body": {"thinking_budget": 40},
     }
-    with OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         contents, thoughts = ["", "", ""], ["", "", ""]
         if stream:
             for chunk in client.chat.completions.create(**options, stream=True):

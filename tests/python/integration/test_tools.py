@@ -9,6 +9,7 @@ import httpx
 import jsonschema
 import openai
 import pytest
+from patience import PATIENCE
 from pydantic import BaseModel
 from served import RealServer
 
@@ -30,12 +31,12 @@ NAMED = {"type": "function", "function": {"name": "add"}}
 
 def chat(server: RealServer, **fields: Any) -> httpx.Response:
     body = {"messages": USER, "max_tokens": 400, "enable_thinking": False, "temperature": 1.0} | fields
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
 
 
 def towards_calls(server: RealServer) -> dict[str, float]:
     """A logit_bias that makes the model begin a call now and then."""
-    (opening,) = httpx.post(f"{server.url}/tokenize", json={"prompt": "<tool_call>"}).json()["tokens"]
+    (opening,) = server.post("/tokenize", {"prompt": "<tool_call>"})["tokens"]
     return {str(opening): 12.0}
 
 

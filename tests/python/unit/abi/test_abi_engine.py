@@ -9,8 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
-from qwen3app.abi import Engine, EngineOptions, EngineRequest, Event, EventKind, FinishCode, Status, library_version
+from qwen3app.abi import (
+    Engine,
+    EngineOptions,
+    EngineRequest,
+    Event,
+    EventBatch,
+    EventKind,
+    FinishCode,
+    Status,
+    library_version,
+)
 from qwen3app.errors import EngineError
 
 SMALL = EngineOptions(device="cpu", threads=1, kv_bytes=64 << 20, max_context=1024)
@@ -22,14 +33,12 @@ def engine(tiny_model_dir: Path) -> Iterator[Engine]:
         yield engine
 
 
-def run(
-    engine: Engine, request: EngineRequest, seconds: float = 20
-) -> tuple[list[Event], list[list[tuple[int, float]]]]:
+def run(engine: Engine, request: EngineRequest) -> tuple[list[Event], list[list[tuple[int, float]]]]:
     """All events of one request, with the alternatives of each."""
     identity = engine.submit(request)
     events: list[Event] = []
     tops: list[list[tuple[int, float]]] = []
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while sum(event[2] == EventKind.FINISHED for event in events) < request.n:
         assert time.monotonic() < deadline
         batch = engine.poll(200)
@@ -118,7 +127,7 @@ def test_cancel(engine: Engine) -> None:
     identity = engine.submit(EngineRequest([5], max_tokens=1000, ignore_eos=True))
     assert engine.cancel(identity) is True
     reasons = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while not reasons and time.monotonic() < deadline:
         reasons = [event[8] for event in engine.poll(100).events if event[2] == EventKind.FINISHED]
     assert reasons == [FinishCode.CANCELLED]
@@ -143,12 +152,18 @@ def test_wrong_requests_are_sentences(engine: Engine) -> None:
 def test_polling_releases_pythons_lock(engine: Engine) -> None:
     assert engine.poll(0).events == []
     begin = time.monotonic()
-    poller = threading.Thread(target=engine.poll, args=(300,))
+    assert engine.poll(50).events == [] and time.monotonic() - begin >= 0.05
+    got: list[EventBatch] = []
+    poller = threading.Thread(target=lambda: got.append(engine.poll(int(1000 * PATIENCE))))
     poller.start()
     turns = 0
-    while poller.is_alive():
+    while poller.is_alive() and turns < 1000:
         turns += 1
-    assert turns > 1000 and time.monotonic() - begin >= 0.25
+    assert turns == 1000  # and not 0, after all the time that the poller waits
+    engine.submit(EngineRequest([5], max_tokens=1))
+    poller.join()
+    while not any(event[2] == EventKind.FINISHED for batch in got for event in batch.events):
+        got.append(engine.poll(200))
 
 
 def test_masks(engine: Engine) -> None:
@@ -158,7 +173,7 @@ def test_masks(engine: Engine) -> None:
     identity = engine.submit(EngineRequest([5], max_tokens=3, constrained=True, ignore_eos=True))
     tokens = []
     engine.set_mask(identity, 0, 0, mask)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         batch = engine.poll(100)
         for event in batch.events:

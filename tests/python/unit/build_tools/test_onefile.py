@@ -6,13 +6,13 @@ import ctypes
 import random
 import subprocess
 import sys
-import time
 import zlib
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[4]
 ONEFILE = ROOT / "build_tools" / "onefile"
@@ -81,7 +81,7 @@ def test_decodes_what_zlib_packs(decoder: ctypes.CDLL, name: str, level: int, st
     assert inflate(decoder, deflate(data, level, strategy), len(data)) == data
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=5_000), level=st.integers(0, 9))
 def test_decodes_any_bytes(decoder: ctypes.CDLL, data: bytes, level: int) -> None:
     assert inflate(decoder, deflate(data, level), len(data)) == data
@@ -99,7 +99,6 @@ def test_a_wrong_size_is_damage(decoder: ctypes.CDLL) -> None:
 def test_damaged_input_never_crashes_or_hangs(decoder: ctypes.CDLL) -> None:
     """What it gives for damage is refused by the checksum; here it must end, and write only where it may."""
     generator = random.Random(4)
-    started = time.monotonic()
     for name in ("text", "this program", "skewed"):
         data = SAMPLES[name][:20_000]
         for level in (1, 9):
@@ -111,7 +110,6 @@ def test_damaged_input_never_crashes_or_hangs(decoder: ctypes.CDLL) -> None:
                 inflate(decoder, bytes(broken[: generator.randint(1, len(broken))]), len(data))
     for _ in range(3_000):
         inflate(decoder, generator.randbytes(generator.randint(0, 200)), generator.randint(0, 2_000))
-    assert time.monotonic() - started < 60
 
 
 # ------------------------------------------------------------------------------------------------------- whole files
@@ -148,15 +146,12 @@ def start(program: Path, temporary: Path, *arguments: str) -> subprocess.Complet
     temporary.mkdir(exist_ok=True)
     environment = {"PATH": "/usr/bin:/bin", "TMPDIR": str(temporary)}
     return subprocess.run(
-        [program, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [program, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 
 def wait_until_empty(folder: Path) -> None:
-    deadline = time.monotonic() + 10
-    while list(folder.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert list(folder.iterdir()) == []
+    wait_until(lambda: list(folder.iterdir()) == [], "something stays behind")
 
 
 def test_packs_and_runs_a_program(launcher: Path, folder: Path, tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 import pytest
+from patience import PATIENCE, wait_until
 
 from qwen3app.chat import loading
 from qwen3app.chat.loading import Progress, load_with_progress
@@ -43,19 +46,28 @@ def test_a_failure_is_handed_on() -> None:
         load_with_progress(load, "tiny", io.StringIO())
 
 
-def interrupt_soon() -> None:
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+def interrupt_the_wait() -> None:
+    """Ctrl-C, once the main thread waits for the load."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def is_waiting() -> bool:
+        names = [frame.name for frame in traceback.extract_stack(sys._current_frames()[main])]
+        return names[-3:] == ["load_with_progress", "wait", "wait"]  # of the event, of its condition
+
+    wait_until(is_waiting)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_an_interrupt_stops_the_load() -> None:
     stopped = []
 
     def load(progress: Progress) -> Any:
+        interrupt_the_wait()
         while progress("weights", 1, 2):
             time.sleep(0.01)
         stopped.append(True)
 
-    interrupt_soon()
     with pytest.raises(KeyboardInterrupt):
         load_with_progress(load, "tiny", io.StringIO())
     assert stopped
@@ -66,8 +78,12 @@ def test_a_load_that_does_not_listen_ends_the_process(monkeypatch: pytest.Monkey
     monkeypatch.setattr(loading, "_STOP_SECONDS", 0.05)
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    interrupt_soon()
+
+    def load(progress: Progress) -> Any:
+        interrupt_the_wait()
+        release.wait(PATIENCE)
+
     with pytest.raises(KeyboardInterrupt):
-        load_with_progress(lambda progress: release.wait(5), "tiny", io.StringIO())  # type: ignore[arg-type, return-value]
+        load_with_progress(load, "tiny", io.StringIO())
     release.set()
     assert codes == [130]

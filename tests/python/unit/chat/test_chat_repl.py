@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from patience import PATIENCE, until
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import PipeInput, create_pipe_input
@@ -38,7 +39,7 @@ class Terminal:
     async def type(self, text: str) -> None:
         """Sends keys and runs until the user has left."""
         self.keys.send_text(text)
-        await asyncio.wait_for(self.repl.run(), 10)
+        await asyncio.wait_for(self.repl.run(), PATIENCE)
 
 
 @pytest.fixture
@@ -89,13 +90,10 @@ async def test_ctrl_c_at_the_prompt(terminal: Terminal, session: ChatSession, sc
 async def test_tab_completes(terminal: Terminal, session: ChatSession) -> None:
     terminal.keys.send_text(f"/res{TAB}")
     running = asyncio.ensure_future(terminal.repl.run())
-    for _ in range(100):  # completion runs beside the keys
-        await asyncio.sleep(0.02)
-        if terminal.repl._prompt.default_buffer.text == "/reset":
-            break
+    await until(lambda: terminal.repl._prompt.default_buffer.text == "/reset")  # completion runs beside the keys
     session.messages.append({"role": "user", "content": "x"})
     terminal.keys.send_text(f"{ENTER}{CTRL_D}")
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, PATIENCE)
     assert session.messages == []
 
 
@@ -116,7 +114,7 @@ async def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
         await asyncio.sleep(0.01)
     runtime.on_generate = lambda generation: None
     terminal.keys.send_text(f"More{ENTER}{CTRL_D}")
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, PATIENCE)
     assert [message["content"] for message in session.messages] == ["Hi", "Hello there", "More", "Hello there"]
     assert "· stopped]" in screen.getvalue()
     assert signal.getsignal(signal.SIGINT) is before

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +53,8 @@ def test_version_imports_nothing_heavy() -> None:
         "heavy = {'rich', 'prompt_toolkit', 'litestar', 'tokenizers', 'cffi', 'jinja2', 'asyncio', 'msgspec'};"
         "sys.exit(','.join(sorted(heavy & set(sys.modules))) or 0)"
     )
-    best = 10.0
-    for _ in range(3):
-        started = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        best = min(best, time.perf_counter() - started)
-        assert done.returncode == 0, done.stderr
-    assert best < 1.0  # 0.03 s on an idle machine, interpreter included
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_published_hashes(tmp_path: Path) -> None:
     assert model_files(tmp_path) == ["SHA256SUMS", "linked", "z.bin.sha256"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_garbage_never_crashes_the_reader(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "garbage"

@@ -40,10 +40,10 @@ def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 def test_a_failing_step_hides_no_other(run_steps, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     status, got = run_steps(
-        Step("one", "echo fine", 60),
-        Step("two", "echo broken here; false", 60),
-        Step("three", "true", 60, ("two",)),
-        Step("four", "echo fine", 60, ("one",)),
+        Step("one", "echo fine", 200),
+        Step("two", "echo broken here; false", 200),
+        Step("three", "true", 200, ("two",)),
+        Step("four", "echo fine", 200, ("one",)),
     )
     assert status == 1
     assert got == {"one": "passed", "two": "FAILED", "three": "LEFT OUT", "four": "passed"}
@@ -53,7 +53,7 @@ def test_a_failing_step_hides_no_other(run_steps, tmp_path: Path) -> None:  # ty
 
 
 def test_a_hanging_step_is_stopped_with_its_children(run_steps) -> None:  # type: ignore[no-untyped-def]
-    status, got = run_steps(Step("hangs", "sleep 60 & sleep 60", 1), Step("next", "true", 60))
+    status, got = run_steps(Step("hangs", "sleep 60 & sleep 60", 1), Step("next", "true", 200))
     assert status == 1
     assert got == {"hangs": "TIMED OUT", "next": "passed"}
 
@@ -63,9 +63,9 @@ def test_what_the_machine_cannot_run_is_not_called_passed(run_steps, tmp_path: P
         Step(
             "checker",
             "echo '========= Error: Device not supported.'; echo '========= Program hit error 999'; exit 1",
-            60,
+            200,
         ),
-        Step("server", "echo packages are missing; exit 77", 60),
+        Step("server", "echo packages are missing; exit 77", 200),
     )
     assert status == 0
     assert got == {"checker": "not available", "server": "not available"}
@@ -76,12 +76,12 @@ def test_what_the_machine_cannot_run_is_not_called_passed(run_steps, tmp_path: P
 
 def test_a_finding_counts_where_the_checker_failed_too(run_steps) -> None:  # type: ignore[no-untyped-def]
     finding = "========= Invalid __global__ read of size 4 bytes"
-    step = Step("checker", f"echo '========= Internal Sanitizer Error: no'; echo '{finding}'; exit 9", 60)
+    step = Step("checker", f"echo '========= Internal Sanitizer Error: no'; echo '{finding}'; exit 9", 200)
     assert run_steps(step) == (1, {"checker": "FAILED"})
 
 
 def test_skipped_steps_are_named(run_steps, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
-    steps = (Step("make 8b", "false", 60), Step("model, 8b", "false", 60, ("make 8b",)), Step("other", "true", 60))
+    steps = (Step("make 8b", "false", 200), Step("model, 8b", "false", 200, ("make 8b",)), Step("other", "true", 200))
     status, got = run_steps(*steps, options=("--skip", "make 8b"))
     assert status == 0
     assert got == {"make 8b": "skipped", "model, 8b": "skipped", "other": "passed"}
@@ -91,13 +91,13 @@ def test_skipped_steps_are_named(run_steps, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_build_that_is_there_is_not_made_again(run_steps) -> None:  # type: ignore[no-untyped-def]
-    steps = (gpu_run.BUILD, Step("ops", "true", 60, ("build",)))
+    steps = (gpu_run.BUILD, Step("ops", "true", 200, ("build",)))
     assert run_steps(*steps, options=("--no-build",)) == (0, {"ops": "passed"})
 
 
 def test_measured_rows_reach_table_and_json(run_steps, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     rows = json.dumps({"table": ["row one 42"]})
-    step = Step("speed", f"echo '{rows.replace('{', '{{').replace('}', '}}')}' > {{json}}", 60)
+    step = Step("speed", f"echo '{rows.replace('{', '{{').replace('}', '}}')}' > {{json}}", 200)
     for out in (tmp_path, tmp_path / "with a blank"):
         status, _ = run_steps(step, out=out)
         assert status == 0

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 from fake_engine import FakeEngine
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import TextParts, deliver
 
@@ -85,7 +85,7 @@ async def collect(
     ends=st.sampled_from(["eos", "by itself", "limit"]),
     calls=st.sampled_from([None, *CallPolicy]),
 )
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250)
 def test_stream_equals_plain(
     text_parts: TextParts,
     pieces: list[str],

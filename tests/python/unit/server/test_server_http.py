@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeEngine, Reply
-from serving import FakeLoader, TestServer, TextParts, events_of, make_model, serving, until
+from fake_engine import FakeEngine, Reply, endless
+from patience import PATIENCE, until
+from serving import FakeLoader, TestServer, TextParts, events_of, make_model, serving
 
+from qwen3app.abi import FinishCode
 from qwen3app.errors import ModelError, UsageError
 from qwen3app.guards import GuardSettings
 from qwen3app.server import main
@@ -156,7 +158,6 @@ async def test_b74_every_route_needs_the_key(text_parts: TextParts) -> None:
 async def test_loading(text_parts: TextParts) -> None:
     loader = FakeLoader(None)
     async with serving(None, loader) as server:
-        await asyncio.sleep(0.1)
         assert (await server.client.get("/healthz")).status_code == 200
         assert (await server.client.get("/readyz")).status_code == 503
         health = await server.client.get("/health")
@@ -170,7 +171,7 @@ async def test_loading(text_parts: TextParts) -> None:
             assert int(response.headers["retry-after"]) > 0
         loader._model = make_model(text_parts, FakeEngine())
         loader.ready.set()
-        await asyncio.sleep(0.1)
+        await until(lambda: server.life.state.serving is not None)
         assert (await server.client.get("/health")).json() == {"status": "ok", "model": "fake"}
         loaded = (await server.client.get("/metrics")).text
         assert "\nqwen3_up 1.0\n" in loaded and "\nvllm:num_requests_running{" in loaded
@@ -181,7 +182,7 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     async with serving(None, loader) as server:
         loader.ready.set()
         with pytest.raises(ModelError, match=r"config\.json"):
-            await asyncio.wait_for(asyncio.shield(server.task), 10)
+            await asyncio.wait_for(asyncio.shield(server.task), PATIENCE)
 
 
 async def open_raw(
@@ -197,32 +198,30 @@ async def open_raw(
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("wait", [0.0, 0.01, 0.1])
 async def test_b86_a_client_that_leaves_frees_its_slot(text_parts: TextParts, stream: bool, wait: float) -> None:
-    engine = FakeEngine(lambda request, sample: [70] * 400, step=0.02)
+    engine = endless()
     async with serving(make_model(text_parts, engine)) as server:
         body = {"messages": [{"role": "user", "content": "x"}], "stream": stream, "ignore_eos": True}
         _, writer = await open_raw(server, "/v1/chat/completions", body)
         await asyncio.sleep(wait)
         writer.close()
-        for _ in range(100):
-            await asyncio.sleep(0.01)
-            if engine.requests and not engine.open_samples:
-                break
-        assert engine.requests and not engine.open_samples
-        await asyncio.sleep(0.02)
-        runtime = server.life.state.serving
-        assert runtime is not None and runtime.runtime.n_active == 0
+        await until(lambda: engine.requests and not engine.open_samples)
+        serving_now = server.life.state.serving
+        assert serving_now is not None
+        await until(lambda: serving_now.runtime.n_active == 0 and server.life.state.http.n_open == 0)
         assert engine.cancelled == [(1, -1)]
-        assert server.life.state.http.n_open == 0
         assert (await server.client.get("/health")).status_code == 200
 
 
 async def test_b89_engine_failure(text_parts: TextParts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "FAILED_SECONDS", 0.5)
-    engine = FakeEngine(lambda request, sample: [70] * 400, step=0.02)
+    monkeypatch.setattr(main, "FAILED_SECONDS", 10 * PATIENCE)
+    engine = endless()
     async with serving(make_model(text_parts, engine)) as server:
         streamed = asyncio.create_task(server.chat({"stream": True, "ignore_eos": True}))
         plain = asyncio.create_task(server.chat({"ignore_eos": True}))
-        await asyncio.sleep(0.2)
+        serving_now = server.life.state.serving
+        assert serving_now is not None
+        observations = serving_now.runtime.observations
+        await until(lambda: len(engine.requests) == 2 and observations.write_delay.count)  # the stream has begun
         engine.fail()
         events = [line for line in (await streamed).text.split("\n\n") if line]
         last = json.loads(events[-1].removeprefix("data: "))
@@ -239,7 +238,14 @@ async def test_b89_engine_failure(text_parts: TextParts, monkeypatch: pytest.Mon
         failed = (await server.client.get("/metrics")).text
         assert "\nqwen3_up 0.0\n" in failed
         assert '\nqwen3_samples_finished_total{finished_reason="error",model_name="fake"} 2.0\n' in failed
-        assert await asyncio.wait_for(asyncio.shield(server.task), 10) == 1
+
+
+async def test_b89_a_failed_server_ends_by_itself(text_parts: TextParts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "FAILED_SECONDS", 0.05)
+    engine = FakeEngine()
+    async with serving(make_model(text_parts, engine)) as server:
+        engine.fail()
+        assert await asyncio.wait_for(asyncio.shield(server.task), PATIENCE) == 1
 
 
 async def test_health_notices_a_device_that_died_while_idle(text_parts: TextParts) -> None:
@@ -250,26 +256,28 @@ async def test_health_notices_a_device_that_died_while_idle(text_parts: TextPart
 
 
 async def test_drain(text_parts: TextParts) -> None:
-    engine = FakeEngine(says(text_parts, "one two three four five"), step=0.05)
-    async with serving(make_model(text_parts, engine)) as server:
+    engine = FakeEngine()
+    async with serving(make_model(text_parts, engine), drain_seconds=PATIENCE) as server:
         running = asyncio.create_task(server.chat({"stream": True}))
-        await asyncio.sleep(0.1)
+        await until(lambda: engine.requests)
+        engine.emit(1, 0, text_parts.tokenizer.encode_raw("one two three"))
         server.life._on_signal(signal.SIGTERM)
-        await asyncio.sleep(0.02)
         health = await server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "draining")
         assert (await server.client.get("/healthz")).status_code == 200  # nobody should start it anew
         assert "\nqwen3_up 0.0\n" in (await server.client.get("/metrics")).text
         refused = await server.chat({})
         assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
+        engine.emit(1, 0, text_parts.tokenizer.encode_raw(" four five"))
+        engine.finish(1, 0, FinishCode.STOP)
         chunks = events_of((await running).text)
         assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "one two three four five"
-        assert await asyncio.wait_for(asyncio.shield(server.task), 10) == 0
+        assert await asyncio.wait_for(asyncio.shield(server.task), PATIENCE) == 0
     assert engine.closed
 
 
 async def test_drain_has_a_limit(text_parts: TextParts) -> None:
-    engine = FakeEngine(lambda request, sample: [70] * 400, step=0.05)
+    engine = endless()
     async with serving(make_model(text_parts, engine), drain_seconds=0.2) as server:
         running = asyncio.create_task(server.chat({"stream": True}))
         plain = asyncio.create_task(server.chat({}))
@@ -280,17 +288,17 @@ async def test_drain_has_a_limit(text_parts: TextParts) -> None:
         refused = await plain  # half an answer is none
         assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
         assert int(refused.headers["retry-after"]) > 0
-        assert await asyncio.wait_for(asyncio.shield(server.task), 10) == 0
+        assert await asyncio.wait_for(asyncio.shield(server.task), PATIENCE) == 0
 
 
 async def test_a_second_signal_ends_at_once(text_parts: TextParts) -> None:
-    engine = FakeEngine(lambda request, sample: [70] * 400, step=0.05)
-    async with serving(make_model(text_parts, engine), drain_seconds=60) as server:
+    engine = endless()
+    async with serving(make_model(text_parts, engine), drain_seconds=10 * PATIENCE) as server:
         running = asyncio.create_task(server.chat({}))
-        await asyncio.sleep(0.1)
+        await until(lambda: engine.requests)
         server.life._on_signal(signal.SIGTERM)
         server.life._on_signal(signal.SIGINT)
-        assert await asyncio.wait_for(asyncio.shield(server.task), 5) == 128 + signal.SIGINT
+        assert await asyncio.wait_for(asyncio.shield(server.task), PATIENCE) == 128 + signal.SIGINT
         running.cancel()
 
 
@@ -299,7 +307,7 @@ async def test_metrics(text_parts: TextParts) -> None:
     async with serving(make_model(text_parts, engine)) as server:
         await server.chat({"stream": True, "max_tokens": 50})
         await server.client.get("/nope")
-        await asyncio.sleep(0.05)
+        await until(lambda: server.life.state.http.n_open == 0)
         response = await server.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     text = response.text
@@ -389,7 +397,7 @@ async def test_bugs_are_500_without_details(text_parts: TextParts, capfd: pytest
 
 
 async def test_a_bug_in_mid_stream_breaks_the_stream_off(text_parts: TextParts) -> None:
-    engine = FakeEngine(lambda request, sample: [70] * 50, step=0.01)
+    engine = endless()
     async with serving(make_model(text_parts, engine)) as server:
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
         with pytest.raises(httpx.RemoteProtocolError):
@@ -399,8 +407,7 @@ async def test_a_bug_in_mid_stream_breaks_the_stream_off(text_parts: TextParts) 
                 (generation,) = serving_now.runtime._active
                 generation._collect = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
                 await response.aread()
-        await asyncio.sleep(0.05)
-        assert not engine.open_samples
+        await until(lambda: not engine.open_samples)
 
 
 def test_ports_and_addresses() -> None:
@@ -423,10 +430,9 @@ async def test_a_client_that_leaves_while_it_sends(
         _, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" + content)
         await writer.drain()
-        await asyncio.sleep(0.05)
+        await until(lambda: server.life.state.http.n_open == 1)
         writer.close()
-        await asyncio.sleep(0.05)
-        assert server.life.state.http.n_open == 0
+        await until(lambda: server.life.state.http.n_open == 0)
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert not any(line["level"] == "error" for line in lines)
     assert [line["status"] for line in lines if line["event"] == "request"] == [499]

@@ -8,11 +8,11 @@ import shutil
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 
 import httpx
 import pytest
+from patience import PATIENCE, wait_until
 
 from qwen3app.errors import AppError, UsageError
 from qwen3app.server.main import Life, _bind_sentence, run_server
@@ -35,17 +35,19 @@ def test_a_whole_life(tiny_model_dir: Path, capfd: pytest.CaptureFixture[str]) -
 
     def visit() -> None:
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
+
+        def is_healthy() -> bool:
             try:
-                status = httpx.get(url + "/health").status_code
+                return httpx.get(url + "/health", timeout=PATIENCE).status_code == 200
             except httpx.HTTPError:
-                status = 0
-            if status == 200:
-                break
-            time.sleep(0.02)
-        replies.append(httpx.post(url + "/v1/completions", json={"prompt": "hi", "max_tokens": 3}).status_code)
-        os.kill(os.getpid(), signal.SIGTERM)
+                return False
+
+        try:
+            wait_until(is_healthy)
+            body = {"prompt": "hi", "max_tokens": 3}
+            replies.append(httpx.post(url + "/v1/completions", json=body, timeout=PATIENCE).status_code)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     visitor = threading.Thread(target=visit)
     visitor.start()

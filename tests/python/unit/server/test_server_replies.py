@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import TextParts, deliver, events_of, make_model, serving
 
@@ -114,7 +114,7 @@ def gathered(chunks: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
 scripts = st.lists(st.lists(st.sampled_from(PIECES), max_size=9), min_size=1, max_size=3)
 cuts = st.lists(st.integers(0, 1000), max_size=8)
 stops = st.sampled_from([(), (" STOP",), ("世", "x")])
-PROPERTY = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PROPERTY = settings(max_examples=80)
 
 
 @given(scripts, cuts, stops, st.booleans(), st.sampled_from([None, 0, 2]))

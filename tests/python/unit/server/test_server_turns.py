@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from patience import PATIENCE
+
 from qwen3app.server.turns import Turns
 
 
@@ -25,7 +27,7 @@ async def test_one_begins_per_turn_of_the_loop() -> None:
     assert len(per_turn) < 45  # they do not dawdle
     await asyncio.gather(*tasks)
     await asyncio.sleep(0)
-    await asyncio.wait_for(turns.take(), 1)  # nobody waits: at once
+    await asyncio.wait_for(turns.take(), PATIENCE)  # nobody waits: at once
     assert not turns._waiting
 
 
@@ -43,5 +45,5 @@ async def test_who_has_left_is_passed_over() -> None:
         tasks[i].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert begun == [0, 3, 5]
-    await asyncio.wait_for(begin(6), 1)
+    await asyncio.wait_for(begin(6), PATIENCE)
     assert begun[-1] == 6

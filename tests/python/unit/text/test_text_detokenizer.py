@@ -64,7 +64,7 @@ def test_cut_in_a_character_shows_one_replacement_at_the_end(tokenizer: Tokenize
     assert detokenizer.finish() == ""
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.one_of(st.integers(0, 255), st.integers(0, 151_700), st.integers(151_640, 151_670)), max_size=40),
     st.lists(st.integers(0, 40), max_size=10),

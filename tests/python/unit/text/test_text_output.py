@@ -196,7 +196,7 @@ _token = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(_token, max_size=30),
     st.lists(st.integers(0, 30), max_size=8),
@@ -216,7 +216,7 @@ def test_stream_equals_plain(ids: list[int], cuts: list[int], thinking: bool, sp
         assert whole[:2] == ("", tokenizer.decode(ids))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "<", "<th", "ink>", "a", "/think>"]), max_size=12),
     st.lists(st.integers(0, 60), max_size=8),

@@ -95,7 +95,7 @@ def cut(text: str, cuts: list[int]) -> list[str]:
 _letters = st.text("ab", max_size=40)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     _letters,
     st.lists(st.text("ab", min_size=1, max_size=6), max_size=4),
@@ -107,7 +107,7 @@ def test_stream_equals_the_definition(text: str, stops: list[str], cuts: list[in
     assert (stream(matcher, cut(text, cuts)), matcher.matched) == reference(text, stops, include=include)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.text("ab", max_size=60),
     st.sampled_from(["", "x" * 200]),
@@ -121,7 +121,7 @@ def test_long_pushes_equal_the_definition(head: str, middle: str, tail: str, sto
     assert (stream(matcher, cut(text, cuts)), matcher.matched) == reference(text, stops)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(_letters, st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4))
 def test_what_is_held_back_is_the_longest_true_beginning(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)

@@ -182,7 +182,7 @@ def _conversations(draw: st.DrawFn) -> tuple[list[Message], list[Message], list[
     return messages, innocent, tools, json.loads(_innocent(json.dumps(tools, ensure_ascii=False)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(_conversations(), st.booleans())
 def test_b57_text_never_becomes_control_tokens(
     case: tuple[list[Message], list[Message], list[Any], list[Any]], generate: bool
@@ -205,7 +205,7 @@ def test_b57_text_never_becomes_control_tokens(
     assert normal[0] == normal[1]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(_conversations(), st.booleans())
 def test_text_is_that_of_transformers(
     case: tuple[list[Message], list[Message], list[Any], list[Any]], generate: bool

@@ -103,7 +103,7 @@ def test_b58_lone_surrogate_is_refused_with_its_position(tokenizer: Tokenizer) -
             encode("ab\ud83dc")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_survives(text: str) -> None:
     tokenizer = official_tokenizer()
@@ -309,7 +309,7 @@ _CUT_WORDS = "a|b c| |  |\n|\n\n|\r\n|\t|'s|'|.|,|1|中|中文|，|。|é|e\u030
 _cut_words = st.sampled_from([*_CUT_WORDS.split("|"), "<|im_end|>", "<think>", "|>", "word and word"])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.one_of(_cut_words, st.text(st.characters(exclude_categories=["Cs"]), max_size=3)), max_size=60))
 def test_cutting_a_text_does_not_change_its_tokens(words: list[str]) -> None:
     tokenizer = official_tokenizer()

@@ -208,7 +208,7 @@ _texts = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 
 @given(text=_texts, cuts=st.lists(st.integers(0, 300), max_size=8))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_cuts_do_not_matter_and_nothing_is_lost(text: str, cuts: list[int]) -> None:
     calls(text)
     scanner, items = CallScanner(), []
@@ -230,7 +230,7 @@ _json = st.recursive(
     name=st.text(min_size=1, max_size=9),
     ascii_only=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_arguments_come_back_as_written(arguments: dict[str, Any], name: str, ascii_only: bool) -> None:
     text = json.dumps(arguments, ensure_ascii=ascii_only)
     body = f'{{"name": {json.dumps(name, ensure_ascii=ascii_only)}, "arguments": {text}}}'
@@ -383,7 +383,7 @@ def test_calls_by_text_whatever_the_tokenizer_makes_of_the_tags(
     stops=st.sampled_from([(), ("STOP",), ("}", "\n\n"), ("STOP", " STOPx")]),
     cuts=st.lists(st.integers(0, 300), max_size=6),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_stream_equals_plain_at_every_cut(
     text: str, thinking: bool, ended: bool, policy: CallPolicy, stops: tuple[str, ...], cuts: list[int]
 ) -> None:
