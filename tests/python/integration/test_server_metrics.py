@@ -88,7 +88,7 @@ async def test_every_figure_is_what_clients_counted(start_server: StartServer, t
         ) as left:
             async for _ in left.aiter_lines():
                 break
-        for _ in range(600):
+        for _ in range(3000):
             figures = await scrape(client)
             if not any(
                 figures[f"qwen3_{name}", frozenset({("model_name", "m")})]
