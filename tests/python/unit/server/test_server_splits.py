@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_engine import FakeEngine
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import TextParts, deliver, events_of
 
@@ -213,7 +213,7 @@ def expected(plain: dict[str, Any]) -> dict[str, Any]:
         },
     ),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 def test_a_stream_adds_up_to_the_plain_reply(
     text_parts: TextParts,
     texts: list[str],
