@@ -57,7 +57,7 @@ class Timings(Shape):
     predicted_per_second: float | None
 
 
-FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 Object = dict[str, Any]
 
 
