@@ -32,7 +32,7 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
     """The protocol's class for these limits. note_refusal: is told of requests that the app never sees, with the
     client's address."""
     max_head_bytes = guards.max_head_kb * 1024
-    idle_timeout = guards.idle_timeout
+    idle_timeout, request_timeout = guards.idle_timeout, guards.request_timeout
 
     too_large = error_reply(431, f"The head of the request is larger than {guards.max_head_kb} KiB (--max-head-kb).")
 
@@ -40,6 +40,7 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
         _stage = _HEAD
         _head_bytes = 0
         _patience: asyncio.TimerHandle | None = None
+        _deadline: asyncio.TimerHandle | None = None  # of a body; of what follows it the gate has one
         _answered: RequestResponseCycle | None = None  # the app is at it; others wait in the pipeline
         _offers_upgrade = False
         _record: Record  # of the request whose head came last
@@ -102,6 +103,8 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
             scope[RECORD_KEY] = self._record = Record(request_id_of(self.headers))
             super().on_headers_complete()  # raises where the target is none
             self._stage = _BODY
+            if request_timeout:
+                self._deadline = self.loop.call_later(request_timeout, self._miss_deadline)
             if self.parser.get_http_version() in ("0.9", "1.0"):
                 self.cycle.send = _UntilClose(self.cycle)  # type: ignore[method-assign]
 
@@ -110,6 +113,7 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
                 return
             self._stage, self._head_bytes = _ANSWER, 0
             self._stop_waiting()
+            self._drop_deadline()
             super().on_message_complete()
 
         # ---- how long
@@ -120,6 +124,7 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
+            self._drop_deadline()
             self.pipeline.clear()
             if self._answered is not None and not self._answered.response_complete:
                 self._answered.disconnected = True  # uvicorn tells only the request that came last
@@ -177,11 +182,22 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
                     error_reply(408, f"The request was not complete after {idle_timeout:g} s (--idle-timeout).")
                 )
 
+        def _miss_deadline(self) -> None:
+            self._refuse(
+                error_reply(408, f"The request was not complete after {request_timeout:g} s (--request-timeout).")
+            )
+
+        def _drop_deadline(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
         # ---- refusals
 
         def _refuse(self, reply: ErrorReply) -> None:
             """Answers in place of the app, which has not seen the request or waits for its body, and closes."""
             self._refused = True
+            self._drop_deadline()
             if self._stage == _BODY and self.cycle.response_started:
                 return self.transport.close()  # the app has refused it already
             begun = self._stage == _BODY

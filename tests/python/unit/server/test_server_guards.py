@@ -13,7 +13,7 @@ import pytest
 from fake_engine import FakeEngine, endless
 from patience import PATIENCE, until
 from served import ROOT
-from serving import TestServer, TextParts, make_model, serving
+from serving import TestServer, TextParts, make_model, serving, until
 
 from qwen3app.abi import FinishCode
 from qwen3app.errors import UsageError
@@ -223,6 +223,23 @@ async def test_the_time_of_a_request_runs_while_it_waits(text_parts: TextParts) 
     async with serving(make_model(text_parts, engine), guards=GuardSettings(request_timeout=0.2)) as server:
         response = await server.chat({"n": 2})
         assert response.status_code == 504 and engine.cancelled == [(1, -1)]
+
+
+async def test_the_time_of_a_request_runs_while_its_body_drips(text_parts: TextParts) -> None:
+    guards = GuardSettings(request_timeout=0.5, idle_timeout=60.0)
+    async with serving(make_model(text_parts, quick(text_parts)), guards=guards) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n{")
+        answer = asyncio.create_task(reader.read())
+        while not answer.done():
+            writer.write(b" ")
+            await asyncio.wait([answer], timeout=0.05)
+        error = json.loads((await answer).rpartition(b"\r\n\r\n")[2])["error"]
+        assert b" 408 " in await answer and error["code"] == "request_timeout"
+        assert "--request-timeout" in error["message"]
+        writer.close()
+        await until(lambda: server.life.state.http.n_open == 0)
+        assert server.life.state.http.requests["/v1/completions", "POST", "408"] == 1
 
 
 async def test_a_full_queue_is_429_with_a_hint(text_parts: TextParts) -> None:

@@ -238,7 +238,9 @@ async def test_what_the_protocol_refuses_has_an_id_a_line_and_a_count(
         (post(b'{"a', mine + "content-length: 9\r\n"), 408, True),
         (b"GET /health HTTP/1.1\r\nx-request-id: mine\r\nhost:", 408, True),
     ]
-    async with serving(make_model(text_parts, engine_of(text_parts)), guards=replace(GUARDS, idle_timeout=1.5)) as server:
+    async with serving(
+        make_model(text_parts, engine_of(text_parts)), guards=replace(GUARDS, idle_timeout=1.5)
+    ) as server:
         for data, status, told in cases:
             answer = await say(server, data, [])
             assert statuses(answer) == [status], data
