@@ -124,7 +124,8 @@ class Observations:
             n_answered = n_generated if choice.finish_reason is None else choice.n_tokens
             longest = max(longest, n_answered)
             self.generation_tokens.observe(n_answered)
-            self.finished[_four(choice.finish_reason or choice.end_reason(event))] += 1
+            told = choice.finish_reason
+            self.finished[_four(choice.end_reason(event) if told in (None, "error") else told)] += 1
         self.max_generation_tokens.observe(longest)
 
 

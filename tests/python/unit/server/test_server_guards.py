@@ -223,6 +223,8 @@ async def test_the_time_of_a_request_runs_while_it_waits(text_parts: TextParts) 
     async with serving(make_model(text_parts, engine), guards=GuardSettings(request_timeout=0.2)) as server:
         response = await server.chat({"n": 2})
         assert response.status_code == 504 and engine.cancelled == [(1, -1)]
+        figures = (await server.client.get("/metrics")).text
+        assert '\nqwen3_samples_finished_total{finished_reason="abort",model_name="fake"} 2.0\n' in figures
 
 
 async def test_the_time_of_a_request_runs_while_its_body_drips(text_parts: TextParts) -> None:
