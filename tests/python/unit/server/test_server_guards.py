@@ -13,7 +13,7 @@ import pytest
 from fake_engine import FakeEngine, endless
 from patience import PATIENCE, until
 from served import ROOT
-from serving import TestServer, TextParts, make_model, serving, until
+from serving import TestServer, TextParts, make_model, serving
 
 from qwen3app.abi import FinishCode
 from qwen3app.errors import UsageError
