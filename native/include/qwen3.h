@@ -48,7 +48,7 @@
  * - Structs begin with `struct_size`; call the _init function, which sets it and the defaults, then change what you
  *   need. A zero keeps its plain meaning (temperature 0 is greedy). Structs with a struct_size only ever grow at their
  *   end; in a field that a later version adds, zero means "as before".
- * - The library never calls exit() or abort(), installs no signal handler and writes to no file descriptor.
+ * - The library never calls exit() or abort(), installs no signal handler and writes to none of the host's descriptors.
  * - Unless said otherwise, everything here exists since ABI version 1.
  */
 #ifndef QWEN3_H
@@ -398,11 +398,18 @@ typedef struct qwen3_logprob {
  * [logprobs_capacity], filled with the alternatives that the events refer to; may be NULL with capacity 0 if no request
  * asks for top_logprobs, else at least QWEN3_MAX_TOP_LOGPROBS. Poll returns early with fewer events when it is full.
  * timeout_ms: how long to wait for the first event; 0: not at all; -1: without limit. n (out): events written.
- * A host has to poll: while 262,144 events or more wait, no step is begun.
+ * A host has to poll: while 262,144 events or more wait, no step is begun. On the CPU, whose cores the host shares, a
+ * step waits for up to 5 ms while the events of more than two do; for a host that was late not again until it polls.
  * QWEN3_TIMEOUT: none came. QWEN3_CLOSED: the engine is being closed. QWEN3_INVALID_ARGUMENT: NULL, zero capacity, an
  * event_size smaller than ABI version 1's or above 4096, or a logprobs array too small for the next event. */
 QWEN3_API qwen3_status qwen3_poll(qwen3_engine* engine, qwen3_event* events, size_t event_size, size_t capacity,
                                   qwen3_logprob* logprobs, size_t logprobs_capacity, int32_t timeout_ms, size_t* n);
+
+/* For hosts with an event loop (epoll, libuv, asyncio): a descriptor that is readable while qwen3_poll has something to
+ * say, events or QWEN3_CLOSED; poll then with timeout_ms 0. fd (out, not NULL): the same at every call. It is the
+ * library's and closed by qwen3_engine_close: the host only waits for it, and takes it out of its loop before. Never
+ * blocks. QWEN3_OUT_OF_MEMORY: the process has no descriptor left. QWEN3_INVALID_ARGUMENT: NULL. */
+QWEN3_API qwen3_status qwen3_event_fd(qwen3_engine* engine, int32_t* fd);
 
 /* ------------------------------------------------------------------------------------ evaluation: tokens in, logits out
  *

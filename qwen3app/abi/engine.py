@@ -258,6 +258,12 @@ class Engine:
         used = self._logprob_bytes[: n_logprobs * LOGPROB_STRUCT.size]
         return EventBatch(events, list(LOGPROB_STRUCT.iter_unpack(used)))
 
+    def event_fd(self) -> int:
+        """A descriptor that is readable while `poll` has something to say. The library's; it goes with `close`."""
+        out = self._ffi.new("int32_t *")
+        self._check(self._lib.qwen3_event_fd(self._alive(), out))
+        return int(out[0])
+
     def set_mask(self, request: int, sample: int, index: int, mask: bytes | bytearray | memoryview) -> None:
         """Gives a constrained sample the ids it may choose from for output token `index`: one bit per id."""
         pointer = self._ffi.from_buffer("uint32_t[]", mask)

@@ -317,6 +317,14 @@ qwen3_status qwen3_poll(qwen3_engine* owner, qwen3_event* events, size_t event_s
   });
 }
 
+qwen3_status qwen3_event_fd(qwen3_engine* owner, int32_t* fd) {
+  return with_engine(owner, "qwen3_event_fd", [&](Engine& engine) -> qwen3_status {
+    if (fd == nullptr) invalid("qwen3_event_fd: fd is NULL");
+    *fd = engine.events().descriptor();
+    return QWEN3_OK;
+  });
+}
+
 qwen3_status qwen3_score_logits(qwen3_engine* owner, const int32_t* tokens, size_t n_tokens, size_t first, float* out,
                                 size_t out_len) {
   return with_engine(owner, "qwen3_score_logits", [&](Engine& engine) -> qwen3_status {

@@ -19,6 +19,11 @@ namespace {
 // for it to poll.
 constexpr std::chrono::milliseconds kBlockedWait{5};
 
+// On the CPU: steps whose events the host may leave lying before the next one waits for it, and for how long. One batch
+// that it is about to take and one made meanwhile keep both busy; with five, tokens grow old (docs/decisions.md).
+constexpr int kStepsAhead = 2;
+constexpr std::chrono::milliseconds kHostPatience{5};
+
 // How long it waits at most for the masks of a step whose samples are all constrained.
 constexpr std::chrono::milliseconds kMaskPatience{1};
 
@@ -263,8 +268,10 @@ void Engine::run() {
 
 // One step: plan, issue, and read the results of the step before it, or of this one where steps cannot overlap.
 void Engine::step(Lock& lock) {
-  const bool overlap = model_->ops().asynchronous() && n_waiting_for_tokens_ == 0;
+  const bool asynchronous = model_->ops().asynchronous();
+  const bool overlap = asynchronous && n_waiting_for_tokens_ == 0;
   if (!overlap) land_all(lock);
+  if (!asynchronous) await_host(lock);
   if (!issue(lock)) {
     if (n_flying_ > 0)
       land_all(lock);
@@ -273,6 +280,13 @@ void Engine::step(Lock& lock) {
     return;
   }
   while (n_flying_ > (overlap ? 1u : 0u)) land(lock);
+}
+
+// On the CPU, steps that run ahead of a host only take the cores from it, and their tokens grow old.
+void Engine::await_host(Lock& lock) {
+  lock.unlock();
+  events_.wait_taken(kStepsAhead, kHostPatience);
+  lock.lock();
 }
 
 // Plans a step and gives it to the device; false if nothing can run now. The lock is free while ops are issued.

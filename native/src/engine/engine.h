@@ -113,6 +113,7 @@ class Engine {
   // -- worker thread
   void run();
   void step(Lock& lock);
+  void await_host(Lock& lock);
   bool issue(Lock& lock);
   void land(Lock& lock);
   void land_all(Lock& lock);

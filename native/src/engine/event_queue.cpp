@@ -1,12 +1,18 @@
 #include "engine/event_queue.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "base/error.h"
 
 namespace qwen3 {
+
+EventQueue::~EventQueue() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
 
 void EventQueue::push(const qwen3_event& event, std::span<const qwen3_logprob> alternatives) {
   const std::lock_guard lock(mutex_);
@@ -16,7 +22,35 @@ void EventQueue::push(const qwen3_event& event, std::span<const qwen3_logprob> a
 }
 
 void EventQueue::flush() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!events_.empty()) {
+      n_batches_++;
+      signal();
+    }
+  }
   filled_.notify_all();
+}
+
+// A counter of 1 can be written and read whenever the flag says so: neither call blocks or fails.
+void EventQueue::signal() {
+  if (descriptor_ < 0 || signalled_) return;
+  signalled_ = eventfd_write(descriptor_, 1) == 0;
+}
+
+int EventQueue::descriptor() {
+  const std::lock_guard lock(mutex_);
+  if (descriptor_ >= 0) return descriptor_;
+  descriptor_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (descriptor_ < 0) throw Error(Status::kOutOfMemory, "qwen3_event_fd: the process has no file descriptor left");
+  if (closed_ || !events_.empty()) signal();
+  return descriptor_;
+}
+
+void EventQueue::wait_taken(int n_left, std::chrono::nanoseconds limit) {
+  std::unique_lock lock(mutex_);
+  if (late_) return;
+  late_ = !taken_.wait_for(lock, limit, [&] { return closed_ || n_batches_ <= n_left; });
 }
 
 bool EventQueue::full() const {
@@ -33,13 +67,16 @@ void EventQueue::close() {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
+    signal();
   }
   filled_.notify_all();
+  taken_.notify_all();
 }
 
 qwen3_status EventQueue::take(qwen3_event* events, size_t event_size, size_t capacity,
                               std::span<qwen3_logprob> alternatives, int32_t timeout_ms, size_t* n) {
   std::unique_lock lock(mutex_);
+  late_ = false;
   const auto ready = [this] { return closed_ || !events_.empty(); };
   if (timeout_ms < 0)
     filled_.wait(lock, ready);
@@ -65,7 +102,15 @@ qwen3_status EventQueue::take(qwen3_event* events, size_t event_size, size_t cap
     std::memset(out + *n * event_size + sizeof event, 0, event_size - sizeof event);
     events_.pop_front();
   }
-  return *n > 0 ? QWEN3_OK : QWEN3_TIMEOUT;
+  if (*n == 0) return QWEN3_TIMEOUT;
+  if (!events_.empty()) return QWEN3_OK;
+  n_batches_ = 0;
+  taken_.notify_all();
+  if (signalled_) {
+    eventfd_t count = 0;
+    signalled_ = eventfd_read(descriptor_, &count) != 0;
+  }
+  return QWEN3_OK;
 }
 
 }  // namespace qwen3

@@ -1,5 +1,6 @@
 // The C ABI from outside: every documented status, struct sizes, the last error, and a host's whole life. Uses the
 // smallest checkpoint on the real CPU backend.
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -372,6 +373,32 @@ TEST("api: a request's life, and events with a newer host's size") {
   }
   CHECK_EQ(n_tokens, 4);
   CHECK_FAILS(qwen3_cancel(opened.engine, id, -1), QWEN3_NOT_FOUND, "is alive");
+}
+
+TEST("api: a host may wait for events on a descriptor") {
+  const Opened opened;
+  int32_t fd = -1, again = -1;
+  CHECK_FAILS(qwen3_event_fd(opened.engine, nullptr), QWEN3_INVALID_ARGUMENT, "fd is NULL");
+  CHECK_FAILS(qwen3_event_fd(nullptr, &fd), QWEN3_INVALID_ARGUMENT, "engine is NULL");
+  REQUIRE(qwen3_event_fd(opened.engine, &fd) == QWEN3_OK);
+  CHECK_EQ(qwen3_event_fd(opened.engine, &again), QWEN3_OK);
+  CHECK_EQ(again, fd);
+  qwen3_request request = small_request();
+  uint64_t id = 0;
+  REQUIRE(qwen3_submit(opened.engine, &request, &id) == QWEN3_OK);
+  int n_tokens = 0;
+  for (bool ended = false; !ended;) {
+    pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
+    REQUIRE(poll(&entry, 1, 60'000) == 1);
+    qwen3_event events[16];
+    size_t n = 0;
+    REQUIRE(qwen3_poll(opened.engine, events, sizeof events[0], 16, nullptr, 0, 0, &n) == QWEN3_OK);
+    for (size_t i = 0; i < n; i++) {
+      n_tokens += events[i].kind == QWEN3_EVENT_TOKEN;
+      ended = events[i].kind == QWEN3_EVENT_FINISHED;
+    }
+  }
+  CHECK_EQ(n_tokens, 4);
 }
 
 TEST("api: masks and cancels reach the engine") {

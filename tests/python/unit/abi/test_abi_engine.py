@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -147,6 +148,22 @@ def test_wrong_requests_are_sentences(engine: Engine) -> None:
         with pytest.raises(EngineError) as caught:
             engine.submit(request)
         assert caught.value.status == status and len(str(caught.value)) > 10
+
+
+def test_the_descriptor_says_when_to_poll(engine: Engine) -> None:
+    assert engine.event_fd() == engine.event_fd()
+    engine.submit(EngineRequest([5], max_tokens=3, ignore_eos=True, temperature=0))
+    n_tokens = 0
+    while True:
+        readable, _, _ = select.select([engine.event_fd()], [], [], 60)
+        assert readable
+        events = engine.poll(0).events
+        assert events
+        n_tokens += sum(event[2] == EventKind.TOKEN for event in events)
+        if events[-1][2] == EventKind.FINISHED:
+            break
+    assert n_tokens == 3
+    assert select.select([engine.event_fd()], [], [], 0)[0] == []
 
 
 def test_polling_releases_pythons_lock(engine: Engine) -> None:
