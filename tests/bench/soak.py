@@ -115,15 +115,19 @@ def scrape(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
-def quantile(metrics: dict[str, float], name: str, share: float) -> float:
-    """The upper bound of the bucket that holds this share of a histogram."""
+def buckets_of(metrics: dict[str, float], name: str) -> list[tuple[float, float]]:
+    """A histogram: upper bounds, and how many values are not above."""
     buckets = []
     for key, value in metrics.items():
         if key.startswith(f"{name}_bucket{{"):
             bound = re.search(r'le="([^"]+)"', key)
             assert bound is not None
             buckets.append((float(bound.group(1)), value))
-    buckets.sort()
+    return sorted(buckets)
+
+
+def quantile(buckets: list[tuple[float, float]], share: float) -> float:
+    """The upper bound of the bucket that holds this share of a histogram."""
     return next(bound for bound, count in buckets if count >= share * buckets[-1][1])
 
 
@@ -198,6 +202,7 @@ def soak(arguments: argparse.Namespace, log: Path) -> dict[str, Any]:
     finally:
         process.kill()
     settled = sizes[int(_SETTLED * len(sizes)) :]
+    delays = buckets_of(metrics, "qwen3_write_delay_seconds")
     blocks = {name.split("{")[0]: value for name, value in metrics.items() if name.startswith("qwen3_kv_blocks")}
     return {
         "seconds": arguments.seconds,
@@ -209,8 +214,9 @@ def soak(arguments: argparse.Namespace, log: Path) -> dict[str, Any]:
         "blocks_lost": blocks["qwen3_kv_blocks"] - blocks["qwen3_kv_blocks_free"] - blocks["qwen3_kv_blocks_cached"],
         "memory_mb": [round(size / 1e6, 1) for size in sizes[9::10]],
         "memory_growth": round(max(settled[-10:]) / max(settled[:10]), 4),
-        "write_delay_p50": quantile(metrics, "qwen3_write_delay_seconds", 0.5),
-        "write_delay_p99": quantile(metrics, "qwen3_write_delay_seconds", 0.99),
+        "write_delay_p50": quantile(delays, 0.5),
+        "write_delay_p99": quantile(delays, 0.99),
+        "writes_in_time": round(dict(delays)[_DELAY_LIMIT] / delays[-1][1], 4),
         "exit_code": code,
         "server_log": [line for line in log.read_text().splitlines() if line.startswith("{")][
             :10
