@@ -91,7 +91,7 @@ class Timings:
 
 
 class _Choice:
-    """State of one sample."""
+    """State of one sample. Does not know its generation: a cycle would live until Python's collector comes by."""
 
     __slots__ = (
         "budget",
@@ -100,7 +100,6 @@ class _Choice:
         "cut_event",
         "finish_event",
         "finish_reason",
-        "generation",
         "index",
         "last_ns",
         "n_earlier",
@@ -112,8 +111,7 @@ class _Choice:
         "tops",
     )
 
-    def __init__(self, generation: Generation, index: int, sample: int, output: OutputStream) -> None:
-        self.generation = generation
+    def __init__(self, index: int, sample: int, output: OutputStream) -> None:
         self.index = index
         self.request = 0  # engine request, set once it is submitted
         self.sample = sample
@@ -158,7 +156,7 @@ class Generation:
         self.n_choices = len(prompts) * params.n
         self.error: AppError | None = None
         self._choices = [
-            _Choice(self, prompt * params.n + sample, sample, make_output())
+            _Choice(prompt * params.n + sample, sample, make_output())
             for prompt in range(len(prompts))
             for sample in range(params.n)
         ]

@@ -2,16 +2,16 @@
 
 Owns: the samples that are constrained now. Refuses to know: grammars, readers.
 
-How it flows: before a grammar begins, in a thought, the poll thread answers each token with the mask of the next one,
-before it hands the batch of events to the event loop: beside the loop it would wait for Python's lock. Where the
+How it flows: before a grammar begins, in a thought, each token is answered with the mask of the next one, before the
+batch of events goes to its readers: on a thread beside the event loop that would wait for Python's lock. Where the
 grammar begins, the sample gets a matcher of its own, on a thread of a pool, since that may take some milliseconds;
 then its tokens need nothing of Python.
 A sample that has said all that its grammar allows ends by EOS. Where EOS cannot end it (ignore_eos, min_tokens) it ends
 by itself. A sample whose grammar has become too complex ends with an error: an answer is never continued without its
 constraint.
 
-Threads: `add` and `close` on the event loop; `take` on the poll thread; matchers on threads of the pool. A sample's
-next token cannot come before its mask, so no sample is ever in two hands.
+Threads: the methods on the event loop's; matchers on threads of the pool. A sample's next token cannot come before its
+mask, so no sample is ever in two hands.
 """
 
 from __future__ import annotations

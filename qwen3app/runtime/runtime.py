@@ -1,10 +1,13 @@
 """`Runtime`: one engine serving many generations in one event loop.
 
-Owns: the poll thread, the map from engine samples to choices, admission (lengths), the drain at the end.
+Owns: taking the engine's events, the map from engine samples to choices, admission (lengths), the drain at the end.
 Refuses to know: HTTP, templates.
 
-Threads: one poll thread blocks in the engine (Python's lock released) and hands each batch over with a single
-call_soon_threadsafe; all else runs on the event loop's thread, on which every method must be called. `generate`
+How events come: the loop watches the engine's descriptor, takes a batch when it has the time for it and wakes the
+readers, who write before it looks again. What it has not taken tells the engine how far its host is (qwen3_poll).
+
+Threads: everything runs on the event loop's thread, on which every method must be called. There is no thread for the
+engine's events: it would wait for Python's lock with each batch, for 5 ms and more where the loop is busy. `generate`
 submits on that thread too, so that an event can never arrive before its choice is known.
 """
 
@@ -12,11 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from qwen3app.abi.types import Event, EventBatch, EventKind, FinishCode
 from qwen3app.errors import AppError, ContextLengthError, EngineError, GenerationError, RequestError, Status
@@ -31,8 +32,6 @@ from qwen3app.runtime.tenant import salted
 from qwen3app.runtime.thought_budget import ThoughtBudget
 from qwen3app.text.output import OutputStream
 
-# How long a poll blocks: bounds the time that `stop` waits for the thread, and costs ten wake-ups a second when idle.
-_POLL_MS = 100
 # After a cancel every sample ends within one step; a step that takes longer than this is not waited for at the end.
 _CANCEL_SECONDS = 5.0
 # Answers of one call: each costs memory here before the engine's queue limit can refuse it.
@@ -61,38 +60,35 @@ class Runtime:
         self._on_failure = on_failure
         self._eos_ids = frozenset(model.tokenizer.eos_ids) | frozenset(model.info.eos_ids)
         self._extra_eos = tuple(sorted(self._eos_ids - frozenset(model.info.eos_ids)))
-        self._routes: dict[int, _Choice] = {}  # request << 7 | sample -> choice
+        self._routes: dict[int, tuple[Generation, _Choice]] = {}  # by request << 7 | sample
         self._active: set[Generation] = set()
         self._idle: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._event_fd = -1  # the engine's, while it is watched
         self._draining = False
 
     # ------------------------------------------------------------------------------------------------------- life cycle
 
     async def start(self) -> None:
-        """Begins to poll."""
+        """Begins to take events."""
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._thread = threading.Thread(target=self._poll, name="engine-poll", daemon=True)
-        self._thread.start()
+        self._event_fd = self._engine.event_fd()
+        self._loop.add_reader(self._event_fd, self._take)
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
-        """Takes no more work, waits up to drain_seconds for what runs, cancels the rest and ends the poll thread.
+        """Takes no more work, waits up to drain_seconds for what runs, cancels the rest and takes no more events.
         The model stays open; closing it is its owner's."""
         self._draining = True
-        if self._thread is None or self._idle is None:
+        if self._idle is None:
             return
         if drain_seconds > 0:
             await self._wait_idle(drain_seconds)
         if self._active:
             self.cut_off()
             await self._wait_idle(_CANCEL_SECONDS)
-        self._stopping.set()
-        thread, self._thread = self._thread, None
-        await asyncio.to_thread(thread.join)
+        self._unwatch()
         self.constraints.close()
         await asyncio.to_thread(self._masks.close)
         for generation in list(self._active):
@@ -204,7 +200,7 @@ class Runtime:
                 submitted.append(request)
                 for choice in generation._choices[i * params.n : (i + 1) * params.n]:
                     choice.request = request
-                    self._routes[request << _SAMPLE_BITS | choice.sample] = choice
+                    self._routes[request << _SAMPLE_BITS | choice.sample] = generation, choice
                     if choice.constrained is not None:
                         self._masks.add(choice.constrained, request, choice.sample)
         except EngineError as error:
@@ -255,30 +251,24 @@ class Runtime:
 
     # --------------------------------------------------------------------------------------------------------- events
 
-    def _poll(self) -> None:
-        """The poll thread."""
-        assert self._loop is not None
-        engine, loop = self._engine, self._loop
+    def _take(self) -> None:
+        """The engine's descriptor is readable. The readers run before it is looked at again."""
         try:
-            while not self._stopping.is_set():
-                batch = engine.poll(_POLL_MS)
-                if batch.events:
-                    self._masks.take(batch.events)
-                    loop.call_soon_threadsafe(self._deliver, batch)
+            batch = self._engine.poll(0)
         except EngineError as error:
-            if not self._stopping.is_set():
-                self._from_thread(loop, self._engine_failed, f"The engine failed: {error}".rstrip(".") + ".")
-        except RuntimeError:
-            return  # the loop has been closed under us: nobody is left to tell
+            self._unwatch()
+            return self._engine_failed(f"The engine failed: {error}".rstrip(".") + ".")
         except Exception as error:
-            self._from_thread(loop, self._engine_failed, f"The engine's events could not be read: {error!r}.")
+            self._unwatch()
+            return self._engine_failed(f"The engine's events could not be read: {error!r}.")
+        self._masks.take(batch.events)
+        self._deliver(batch)
 
-    @staticmethod
-    def _from_thread(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
-        try:
-            loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            return  # as above
+    def _unwatch(self) -> None:
+        """From now on no events are taken."""
+        if self._loop is not None and self._event_fd >= 0:
+            self._loop.remove_reader(self._event_fd)
+        self._event_fd = -1
 
     def _deliver(self, batch: EventBatch) -> None:
         """Puts a batch into the mailboxes and wakes their readers."""
@@ -286,10 +276,10 @@ class Runtime:
         failed = False
         for event in batch.events:
             key = event[0] << _SAMPLE_BITS | event[3]
-            choice = routes.get(key)
-            if choice is None:
+            route = routes.get(key)
+            if route is None:
                 continue  # a request that was taken back while it was being submitted
-            generation = choice.generation
+            generation, choice = route
             kind = event[2]
             if kind == _TOKEN:
                 if event[0] != choice.request:
@@ -312,7 +302,7 @@ class Runtime:
                 generation._ready.append(choice)
             choice.pending.append(event)
             if kind == _TOKEN and choice.budget is not None and event[4] not in generation._stop_ids:
-                self._count_thought(choice, event)
+                self._count_thought(generation, choice, event)
             waiter = generation._waiter
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
@@ -321,12 +311,12 @@ class Runtime:
 
     # -------------------------------------------------------------------------------------------------- closed thoughts
 
-    def _count_thought(self, choice: _Choice, event: Event) -> None:
+    def _count_thought(self, generation: Generation, choice: _Choice, event: Event) -> None:
         """A token of a choice with a budget. A thought that has used it is closed: the engine's sample ends here, the
         closing words follow as if it had said them, and a new request continues behind them, mostly from the prefix
         cache. Its seed and positions are those that the sample had, so equal requests stay equal. Without room for the
         closing words and one token of answer the thought goes on to its limit instead."""
-        generation, budget = choice.generation, choice.budget
+        budget = choice.budget
         assert budget is not None
         if not budget.push(event[4]):
             if budget.settled:
@@ -346,37 +336,37 @@ class Runtime:
         for token in closing:
             choice.pending.append((*event[:4], token, 0.0, 0, *event[7:10], -1, 0, *event[12:]))
         choice.request, choice.n_earlier = 0, n_earlier
-        self._continue(choice, [*prompt, *budget.ids, *closing])
+        self._continue(generation, choice, [*prompt, *budget.ids, *closing])
 
-    def _continue(self, choice: _Choice, prompt: list[int]) -> None:
+    def _continue(self, generation: Generation, choice: _Choice, prompt: list[int]) -> None:
         """Submits what is left of a choice behind `prompt`; again and again while the queue is full."""
         assert self._loop is not None
         if self.failure is not None:
             return  # the reader has been told
-        if choice.generation._cancelled:
-            return self._end(choice, FinishCode.CANCELLED)
-        params = params_behind(choice.generation.params, choice.sample, choice.n_earlier)
+        if generation._cancelled:
+            return self._end(generation, choice, FinishCode.CANCELLED)
+        params = params_behind(generation.params, choice.sample, choice.n_earlier)
         try:
             choice.request = self._engine.submit(engine_request(prompt, params, self._extra_eos))
         except EngineError as error:
             if error.status == Status.QUEUE_FULL:
-                self._loop.call_later(_RETRY_SECONDS, self._continue, choice, prompt)
+                self._loop.call_later(_RETRY_SECONDS, self._continue, generation, choice, prompt)
             elif error.status == Status.DEVICE_ERROR:
                 self._engine_failed(str(error))
             else:
-                self._end(choice, FinishCode.ERROR)
+                self._end(generation, choice, FinishCode.ERROR)
             return
         choice.sample = 0
-        self._routes[choice.request << _SAMPLE_BITS] = choice
+        self._routes[choice.request << _SAMPLE_BITS] = generation, choice
         if params.constraint is not None:
             choice.constrained = self._constrained(params.constraint, params, False, False)
             self._masks.add(choice.constrained, choice.request, 0)
 
-    def _end(self, choice: _Choice, reason: FinishCode) -> None:
+    def _end(self, generation: Generation, choice: _Choice, reason: FinishCode) -> None:
         """Ends a choice that the engine does not hold. Its event has no times but the one when it is handed over."""
         head = (choice.request, 0, _FINISHED, choice.sample, -1, math.nan, 0, 0, int(reason))
         event: Event = (*head, 0, 0, time.monotonic_ns(), 0, 0, 0, 0, 0, 0)
-        self._routes[choice.request << _SAMPLE_BITS | choice.sample] = choice
+        self._routes[choice.request << _SAMPLE_BITS | choice.sample] = generation, choice
         self._deliver(EventBatch([event], []))
 
     def _stats_failed(self) -> bool:

@@ -7,9 +7,11 @@ it nothing comes until the test calls `emit` and `finish`.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -86,6 +88,7 @@ class FakeEngine:
         self._first: dict[tuple[int, int], int] = {}
         self._poll_error: EngineError | None = None
         self._changed = threading.Condition()
+        self._event_fd = -1
 
     # ------------------------------------------------------------------------------------------- the engine's interface
 
@@ -162,15 +165,29 @@ class FakeEngine:
                     if event[2] == EventKind.FINISHED:
                         self.open_samples.discard((event[0], event[3]))
                 if events:
+                    if self._event_fd >= 0:
+                        with contextlib.suppress(BlockingIOError):
+                            os.eventfd_read(self._event_fd)
+                        self._changed.notify_all()  # for what is left
                     return EventBatch(events, logprobs)
                 if now >= deadline:
                     return EventBatch([], [])
                 next_due = self._due[0][0] if self._due else deadline
                 self._changed.wait(max(0.0, min(next_due, deadline) - now))
 
+    def event_fd(self) -> int:
+        """Readable while `poll` has something to say. A thread looks after that, as events fall due by the clock."""
+        with self._changed:
+            if self._event_fd < 0:
+                self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                threading.Thread(target=self._signal, name="fake-engine", daemon=True).start()
+            return self._event_fd
+
     def close(self) -> None:
         with self._changed:
             self.closed = True
+            if self._event_fd >= 0:
+                os.eventfd_write(self._event_fd, 1)
             self._changed.notify_all()
 
     # ----------------------------------------------------------------------------------------------- the test's levers
@@ -198,6 +215,17 @@ class FakeEngine:
             self._changed.notify_all()
 
     # --------------------------------------------------------------------------------------------------------- inside
+
+    def _signal(self) -> None:
+        while not self.closed:
+            with self._changed:
+                now = time.monotonic()
+                due = self._due[0][0] - now if self._due else None
+                if self._poll_error is not None or (due is not None and due <= 0):
+                    os.eventfd_write(self._event_fd, 1)
+                    self._changed.wait()  # until somebody takes them
+                else:
+                    self._changed.wait(due)
 
     def _script(self, identity: int, sample: int, request: EngineRequest, due: float) -> None:
         assert self.reply is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -12,8 +14,9 @@ from patience import PATIENCE, until
 from serving import TextParts, content_of, read
 
 from qwen3app.abi import EngineRequest, FinishCode
+from qwen3app.abi.types import EventBatch
 from qwen3app.errors import ContextLengthError, EngineError, GenerationError, RequestError, Status
-from qwen3app.runtime import GenerationParams, Runtime
+from qwen3app.runtime import Generation, GenerationParams, Runtime
 from qwen3app.text.generation_config import SamplingDefaults
 
 Start = Callable[..., Awaitable[Runtime]]
@@ -279,6 +282,7 @@ async def test_an_unreadable_event_is_a_failed_engine(start: Start) -> None:
     runtime = await start(engine)
     generation = runtime.generate([1], GenerationParams())
     engine.poll = lambda timeout_ms: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    engine.emit(1, 0, [5])
     with pytest.raises(GenerationError, match="could not be read"):
         await read(generation)
 
@@ -413,3 +417,54 @@ async def test_books_of_those_who_left_and_of_a_dead_engine(start: Start) -> Non
     with pytest.raises(GenerationError):
         await read(running)
     assert second.observations.finished == {"stop": 1, "error": 1}
+
+
+async def test_readers_run_before_more_is_taken(start: Start) -> None:
+    """What a busy loop has not taken waits in the engine, which learns by that how far its host is."""
+    engine = FakeEngine()
+    runtime = await start(engine)
+    generations = [runtime.generate([1], GenerationParams()) for _ in range(3)]
+    n_read = 0
+    taken: list[tuple[int, int]] = []  # events of a poll, deltas that had been read before it
+    poll = engine.poll
+
+    def counting_poll(timeout_ms: int) -> EventBatch:
+        batch = poll(timeout_ms)
+        if batch.events:
+            taken.append((len(batch.events), n_read))
+        return batch
+
+    async def count(generation: Generation) -> None:
+        nonlocal n_read
+        async for deltas in generation:
+            n_read += len(deltas)
+
+    engine.poll = counting_poll  # type: ignore[method-assign]
+    readers = [asyncio.create_task(count(generation)) for generation in generations]
+    await asyncio.sleep(0)
+    for identity in (1, 2, 3):
+        engine.emit(identity, 0, [70])
+    while not taken:
+        await asyncio.sleep(0)
+    for identity in (1, 2, 3):
+        engine.finish(identity, 0, FinishCode.STOP)
+    await asyncio.gather(*readers)
+    assert taken == [(3, 0), (3, 3)] and n_read == 6
+
+
+async def test_what_is_over_leaves_no_cycles(start: Start) -> None:
+    """The collector's pauses are delays of all streams, so requests leave nothing to it."""
+    runtime = await start(FakeEngine(lambda request, sample: [70, 71, 72]))
+    params = GenerationParams(n=2, stop=("never",), max_tokens=3)
+    await read(runtime.generate_batch([[1], [2]], params))
+    gc.collect()
+    gc.disable()
+    try:
+        generation = runtime.generate_batch([[1], [2]], params)
+        gone = weakref.ref(generation)
+        await read(generation)
+        del generation
+        await asyncio.sleep(0)
+        assert gone() is None
+    finally:
+        gc.enable()
