@@ -15,8 +15,9 @@ constexpr size_t kMostQuick = 8;
 constexpr size_t kMostSlow = 2;
 constexpr size_t kSpare = 2;  // threads that take over where quick jobs take long
 
-// After so long a quick job counts as slow, so that another thread goes on with the quick ones.
-constexpr std::chrono::milliseconds kPatience{2};
+// After so long, or at most twice that, a quick job counts as slow, so that another thread goes on with the quick ones. The
+// watch wakes as often: at 2 ms it made half of these threads' context switches.
+constexpr std::chrono::milliseconds kPatience{5};
 
 }  // namespace
 
@@ -53,7 +54,7 @@ void MaskThreads::start() {
   const std::lock_guard lock(mutex_);
   if (!threads_.empty()) return;
   const size_t share = std::thread::hardware_concurrency() / 4;
-  most_quick_ = std::clamp<size_t>(share, 1, kMostQuick);
+  most_quick_ = std::clamp<size_t>(share, 2, kMostQuick);
   most_slow_ = std::clamp<size_t>(share, 1, kMostSlow);
   turns_.resize(most_quick_ + most_slow_ + kSpare);
   for (size_t i = 0; i < turns_.size(); i++) threads_.emplace_back([this, i] { run(i); });
