@@ -66,6 +66,8 @@ _LIMITS = {
 }
 # A first mask that takes more processor time than this tells that later ones may, too.
 _SLOW_SECONDS = 0.001
+# A copy that takes less is made on the event loop. 128 samples of a request take as many.
+_LIGHT_SECONDS = 0.0001
 _NOTHING = "no text meets it"
 
 
@@ -100,10 +102,13 @@ class GrammarTokens:
 class Constraint:
     """A compiled constraint; `sample` gives each sample its own."""
 
-    def __init__(self, tokens: GrammarTokens, matcher: Matcher, first_mask: bytes, param: str, slow: bool) -> None:
-        """first_mask: what the grammar may begin with. slow: masks may take long."""
+    def __init__(
+        self, tokens: GrammarTokens, matcher: Matcher, first_mask: bytes, param: str, *, slow: bool, light: bool
+    ) -> None:
+        """first_mask: what the grammar may begin with. slow: masks may take long. light: a copy takes no time."""
         self.param = param
         self.slow = slow
+        self.light = light
         self._tokens = tokens
         self._matcher = matcher
         self._first_mask = first_mask
@@ -274,7 +279,10 @@ def _compiled(tokens: GrammarTokens, grammar: Grammar) -> Constraint | RequestEr
         fault = _fault(matcher)
         if mask is not None and fault is None:
             if any(mask):
-                return Constraint(tokens, matcher, mask, grammar.param, slow)
+                begin = time.thread_time()
+                matcher.clone()
+                light = time.thread_time() - begin < _LIGHT_SECONDS
+                return Constraint(tokens, matcher, mask, grammar.param, slow=slow, light=light)
             fault = _NOTHING
     place, fault = grammar.param, fault or _NOTHING
     if grammar.schemas:

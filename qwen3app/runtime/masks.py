@@ -4,14 +4,14 @@ Owns: the samples that are constrained now. Refuses to know: grammars, readers.
 
 How it flows: before a grammar begins, in a thought, each token is answered with the mask of the next one, before the
 batch of events goes to its readers: on a thread beside the event loop that would wait for Python's lock. Where the
-grammar begins, the sample gets a matcher of its own, on a thread of a pool, since that may take some milliseconds;
+grammar begins, the sample gets a matcher of its own, a large one on a thread of a pool, since that takes milliseconds;
 then its tokens need nothing of Python.
 A sample that has said all that its grammar allows ends by EOS. Where EOS cannot end it (ignore_eos, min_tokens) it ends
 by itself. A sample whose grammar has become too complex ends with an error: an answer is never continued without its
 constraint.
 
-Threads: the methods on the event loop's; matchers on threads of the pool. A sample's next token cannot come before its
-mask, so no sample is ever in two hands.
+Threads: the methods on the event loop's; large matchers on threads of the pool. A sample's next token cannot come
+before its mask, so no sample is ever in two hands.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class Masks:
         """Gives what output token `index` may be, or lets the grammar begin there."""
         constraint = sample.constraint
         if constraint.phase is Phase.ANSWER and not constraint.empty:
-            self._pool.submit(self._tell, sample, lambda: self._begin(sample, index))
+            if constraint.constraint.light:
+                self._tell(sample, lambda: self._begin(sample, index))
+            else:
+                self._pool.submit(self._tell, sample, lambda: self._begin(sample, index))
         elif constraint.empty and (sample.eos_ends_from is None or index < sample.eos_ends_from):
             sample.ended = True
             self._cancel(sample)

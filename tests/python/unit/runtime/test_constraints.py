@@ -463,10 +463,12 @@ def event(kind: int, request: int, sample: int, token: int = -1, index: int = 0,
     return (request, 0, kind, sample, token, 0.0, 0, 0, reason, 0, index, 0, 0, 0, 0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("light", [True, False])
 async def test_a_sample_without_a_thought_gets_its_matcher_at_once(
-    text_parts: TextParts, constraints: Constraints
+    text_parts: TextParts, constraints: Constraints, light: bool
 ) -> None:
     constraint = await constraints.compile(ConstraintSpec("regex", "[ac][bd]", "p"))
+    constraint.light = light
     engine = MaskEngine()
     masks = Masks(engine)  # type: ignore[arg-type]
     a, b = text_parts.tokenizer.encode_raw("a")[0], text_parts.tokenizer.encode_raw("b")[0]
