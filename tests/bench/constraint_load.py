@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import statistics
 import sys
@@ -117,9 +118,38 @@ async def press(client: httpx.AsyncClient, load: dict[str, Any], seconds: float)
     print(*set(await asyncio.gather(one(1), one(2))))
 
 
-async def gaps(client: httpx.AsyncClient, url: str, seconds: float, name: str) -> tuple[list[float], str]:
+class CoreWaits:
+    """How long the threads that a stream passes, the server's and this one, were ready and had no core."""
+
+    def __init__(self, pid: int | None) -> None:
+        own = Path("/proc/thread-self/schedstat")
+        tasks = list(Path(f"/proc/{pid}/task").iterdir()) if pid else []
+        names = ("qwen3-engine", "qwen3-cpu")
+        passed = [task for task in tasks if task.name == str(pid) or (task / "comm").read_text().startswith(names)]
+        theirs = [task / "schedstat" for task in passed]
+        self._files = [os.open(path, os.O_RDONLY) for path in (own, *theirs)] if pid else []
+        self._last = self._read()
+
+    def _read(self) -> list[int]:
+        return [int(os.pread(file, 64, 0).split()[1]) for file in self._files]
+
+    def longest(self) -> float:
+        """Of one thread, in seconds since the last call: what is left of a gap without it is the program's own, and
+        perhaps other threads' waits."""
+        now = self._read()
+        waits = [b - a for a, b in zip(self._last, now, strict=True)]
+        self._last = now
+        return max(waits, default=0) * 1e-9
+
+
+Gap = tuple[float, float]  # seconds; without the longest wait for a core
+
+
+async def gaps(
+    client: httpx.AsyncClient, url: str, seconds: float, name: str, waits: CoreWaits
+) -> tuple[list[Gap], str]:
     """Times between two pieces of one free stream, while another process presses."""
-    times: list[float] = []
+    times: list[Gap] = []
     presser = None
     if name != NOTHING:
         command = [sys.executable, __file__, url, "--press", name, "--seconds", str(seconds + 1)]
@@ -131,9 +161,9 @@ async def gaps(client: httpx.AsyncClient, url: str, seconds: float, name: str) -
         async with client.stream("POST", "/v1/completions", json=body) as reply:
             last = None
             async for _ in reply.aiter_raw():
-                now = time.perf_counter()
+                now, waited = time.perf_counter(), waits.longest()
                 if last is not None:
-                    times.append(now - last)
+                    times.append((now - last, max(now - last - waited, 0.0)))
                 last = now
                 if now > end:
                     break
@@ -168,12 +198,18 @@ async def main() -> None:
                 means = {name: statistics.fmean(cpu.get(name, 0) for _, cpu in rounds) for name in rounds[-1][1]}
                 parts = ", ".join(f"{name} {t:.1f}" for name, t in sorted(means.items()) if t >= 0.05)
                 print(f"{n:3} streams, {kind}: {sum(means.values()):.1f} us/tok of the processor: {parts}")
+        waits = CoreWaits(arguments.pid)
         if arguments.seconds:
             for name in [NOTHING, *NASTY]:
-                times, outcome = await gaps(client, arguments.url, arguments.seconds, name)
-                times.sort()
-                p999, worst = times[int(len(times) * 0.999)] * 1e3, times[-1] * 1e3
-                print(f"{name:22} {outcome:>4}  gaps beside it: p99.9 {p999:6.2f} ms, longest {worst:6.2f} ms")
+                times, outcome = await gaps(client, arguments.url, arguments.seconds, name, waits)
+                shown = []
+                for what, each in (
+                    ("", [gap for gap, _ in times]),
+                    ("without waits for a core ", [own for _, own in times]),
+                ):
+                    p999 = sorted(each)[int(len(each) * 0.999)] * 1e3
+                    shown.append(f"{what}p99.9 {p999:6.2f} ms, longest {max(each) * 1e3:6.2f} ms")
+                print(f"{name:22} {outcome:>7}  gaps beside it: {'; '.join(shown if arguments.pid else shown[:1])}")
 
 
 if __name__ == "__main__":
