@@ -189,8 +189,10 @@ async def send_plain(status: int, headers: list[tuple[bytes, bytes]], body: byte
 
 
 def _is_probe(scope: Scope) -> bool:
-    """Health checks and scrapes come every few seconds: their lines are shown from --log-level debug on."""
-    return scope["path"] in ("/health", "/healthz", "/readyz", "/metrics")
+    """Health checks, scrapes and the page's gauge come every few seconds, and a page is a dozen files: their lines are
+    shown from --log-level debug on."""
+    path = scope["path"]
+    return path in ("/", "/health", "/healthz", "/readyz", "/metrics", "/status") or path.startswith("/static/")
 
 
 def note_refusal(log: Log, observations: HttpObservations, record: Record, client: str | None) -> None:

@@ -16,9 +16,11 @@ from qwen3app.server.cors import Cors
 from qwen3app.server.gate import Gate
 from qwen3app.server.health import health, liveness
 from qwen3app.server.metrics import metrics
-from qwen3app.server.models import get_model, index, list_models, version
+from qwen3app.server.models import get_model, list_models, version
 from qwen3app.server.openai_errors import describe, internal_error
 from qwen3app.server.openapi import Document, openapi
+from qwen3app.server.page import page, page_file
+from qwen3app.server.status import status
 from qwen3app.server.tokenize import detokenize, tokenize
 
 if TYPE_CHECKING:
@@ -34,9 +36,11 @@ _ROUTES = [
     metrics,
     tokenize,
     detokenize,
-    index,
     version,
+    status,
     openapi,
+    page,
+    page_file,
 ]
 
 

@@ -1,8 +1,9 @@
 """Who may pass: the API keys, the 503 while there is no model, and how long a request may take.
 
 Stands before the router and looks at nothing but path and headers, so that every path but the named ones needs a key,
-spelled as it may be (`//v1`, `/V1/`, HEAD, OPTIONS, routes that do not exist). With several keys each one's holder is a
-tenant of its own (runtime/tenant.py).
+spelled as it may be (`//v1`, `/V1/`, HEAD, OPTIONS, routes that do not exist). Probes and the page's files need none.
+They, and the metrics, are answered while the model is being loaded and after the engine has failed, too. With several
+keys each one's holder is a tenant of its own (runtime/tenant.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from qwen3app.runtime.tenant import TENANT, tenant_of
 from qwen3app.server.access_log import record_of, send_error
 from qwen3app.server.health import PROBES
 from qwen3app.server.openai_errors import ApiError
+from qwen3app.server.page import is_page
 from qwen3app.server.turns import Turns
 
 if TYPE_CHECKING:
@@ -29,10 +31,6 @@ if TYPE_CHECKING:
 _LOOK_AGAIN = 0.05
 
 
-# Answered while the model is being loaded and after the engine has failed, too.
-_ANY_TIME = PROBES | {"/metrics"}
-
-
 class Gate:
     """ASGI middleware; see the file's head."""
 
@@ -41,7 +39,7 @@ class Gate:
         self._app = app
         self._state = state
         self._keys = [(_digest(key.encode()), tenant_of(key)) for key in guards.api_keys]
-        self._open = PROBES | {"/metrics"} if guards.open_metrics else PROBES
+        self._open_metrics = guards.open_metrics
         self._timeout = guards.request_timeout
         self._turns = Turns()
 
@@ -49,10 +47,11 @@ class Gate:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path = scope["path"]
+        public = path in PROBES or is_page(path)
         try:
-            if path not in self._open:
+            if not public and not (path == "/metrics" and self._open_metrics):
                 self._check_keys(scope)
-            if path not in _ANY_TIME:
+            if not public and path != "/metrics":
                 self._state.ready()
         except ApiError as error:
             return await send_error(error, send)

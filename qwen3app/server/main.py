@@ -237,6 +237,7 @@ class Life:
         self._tasks: set[asyncio.Task[None]] = set()
         self._began = time.perf_counter()
         self._server: Any = None
+        self._page = ""  # address of the chat page
 
     async def run(self) -> int:
         """Serves to the end. Raises what loading raised."""
@@ -269,6 +270,7 @@ class Life:
         host, port = self._listener.getsockname()[:2]
         self._server = _make_server(config)
         scheme = "http" if tls is None else "https"
+        self._page = f"{scheme}://{_url_host(_reachable(host))}:{port}/"
         self._log.write("listening", address=f"{host}:{port}", message=f"{scheme}://{_url_host(host)}:{port}")
         loading = self._task(self._load())
         watching = self._task(self._watch_progress())
@@ -320,7 +322,7 @@ class Life:
         if self.state.draining:
             runtime.drain()
         seconds = time.perf_counter() - self._began
-        self._log.write("ready", model=self.state.model_name, seconds=round(seconds, 3))
+        self._log.write("ready", model=self.state.model_name, seconds=round(seconds, 3), page=self._page)
 
     async def _watch_progress(self) -> None:
         from qwen3app.server.state import Progress
@@ -396,6 +398,11 @@ def _make_server(config: Any) -> Any:
             yield
 
     return Server(config)
+
+
+def _reachable(host: str) -> str:
+    """An address that a browser on this machine can open: "all interfaces" is none."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _url_host(host: str) -> str:

@@ -1,4 +1,4 @@
-"""GET /v1/models, GET /v1/models/{id}, and what the server is: GET / and GET /version."""
+"""GET /v1/models, GET /v1/models/{id}, and the server's version: GET /version."""
 
 from __future__ import annotations
 
@@ -40,14 +40,6 @@ async def get_model(request: Request[Any, Any, Any], model_id: FromPath[str]) ->
     state: ServerState = request.app.state.server
     state.check_model(str(model_id).removeprefix("/"))
     return JsonReply(to_json(_card(state)))
-
-
-@get("/")
-async def index(request: Request[Any, Any, Any]) -> Reply:
-    """A word for people who open the address in a browser."""
-    state: ServerState = request.app.state.server
-    body = {"name": "qwen3-8b", "version": __version__, "model": state.model_name, "api": "/v1", "health": "/health"}
-    return JsonReply(to_json(body))
 
 
 @get("/version")

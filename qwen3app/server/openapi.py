@@ -35,6 +35,7 @@ _BODIES: dict[str, tuple[type | None, type | None, type | None]] = {
     "/v1/completions": (CompletionBody, reply_types.Completion, reply_types.Completion),
     "/v1/models": (None, reply_types.ModelList, None),
     "/v1/models/{model_id}": (None, reply_types.ModelCard, None),
+    "/status": (None, reply_types.ServerStatus, None),
     "/tokenize": (TokenizeBody, reply_types.Tokens, None),
     "/detokenize": (DetokenizeBody, reply_types.Text, None),
 }

@@ -215,3 +215,29 @@ class Tokens(Shape):
 
 class Text(Shape):
     prompt: str
+
+
+class StatusDefaults(Shape):
+    """null: the model says nothing about it."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+
+
+class ServerStatus(Shape):
+    """kv_usage: share of the KV cache in use, 0 to 1; kv_tokens: what all of it holds."""
+
+    model: str
+    version: str
+    device: str
+    max_context: int
+    slots: int
+    running: int
+    waiting: int
+    kv_usage: float
+    kv_tokens: int
+    generated_tokens: int
+    thinking: bool
+    defaults: StatusDefaults

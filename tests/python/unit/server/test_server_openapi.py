@@ -28,7 +28,7 @@ def references(value: Any) -> set[str]:
 def test_every_route_and_field_is_there() -> None:
     document = make_document(_ROUTES)
     assert document["openapi"].startswith("3.1")
-    hidden = {"/openapi.json"}
+    hidden = {"/openapi.json", "/", "/static/{name:str}"}
     paths = {path for route in _ROUTES for path in route.paths} - hidden
     assert {path.replace("{model_id}", "{model_id:path}") for path in document["paths"]} == paths
     schemas = document["components"]["schemas"]
@@ -79,6 +79,7 @@ async def test_replies_are_what_it_says(text_parts: TextParts, thought: str) -> 
             msgspec.convert(events_of(text), list[reply_types.Completion])
         msgspec.convert((await server.client.get("/v1/models")).json(), reply_types.ModelList)
         msgspec.convert((await server.client.get("/v1/models/fake")).json(), reply_types.ModelCard)
+        msgspec.convert((await server.client.get("/status")).json(), reply_types.ServerStatus)
         tokens = (await server.post("/tokenize", {"messages": USER, "return_token_strs": True})).json()
         msgspec.convert(tokens, reply_types.Tokens)
         text = (await server.post("/detokenize", {"tokens": tokens["tokens"]})).json()
