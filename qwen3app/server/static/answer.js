@@ -73,7 +73,7 @@ export class Answer {
 
   async waitForModel() {
     const { status, progress } = await getHealth(this.abort.signal);
-    const share = status === "loading" && progress ? `, ${Math.round(progress * 100)} %` : "";
+    const share = status === "loading" && progress ? `, ${Math.round(progress * 100)}%` : "";
     this.waiting = status === "ok" ? null : `Waiting for the model to be loaded${share}`;
     this.onUpdate(this);
     if (status === "failed") throw new ApiError("The server could not load its model.", { code: "engine_failed" });

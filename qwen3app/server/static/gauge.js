@@ -13,6 +13,7 @@ export class Gauge {
     this.onStatus = onStatus;
     this.button = document.getElementById("gauge");
     this.text = document.getElementById("gauge-text");
+    this.word = document.getElementById("gauge-word");
     this.details = document.getElementById("gauge-details");
     this.wait = EVERY;
     this.timer = 0;
@@ -43,7 +44,7 @@ export class Gauge {
     this.wait = error.code === "model_loading" ? EVERY / 4 : Math.min(this.wait * 1.5, AT_MOST);
     if (error.code === "model_loading") {
       const { progress } = await getHealth().catch(() => ({}));
-      const share = progress ? ` ${Math.round(progress * 100)} %` : "";
+      const share = progress ? ` ${Math.round(progress * 100)}%` : "";
       this.state("busy", `Loading${share}`, "The server is loading its model.");
     } else if (error.status === 401) this.state("off", "Locked", "The server needs an API key.");
     else if (error.status === 0) this.state("off", "Offline", "The server does not answer.");
@@ -53,6 +54,7 @@ export class Gauge {
   state(kind, text, sentence) {
     this.button.dataset.state = kind;
     if (this.text.textContent !== text) this.text.textContent = text;
+    this.word.hidden = kind !== "ok" && kind !== "full";
     this.button.setAttribute("aria-label", `The server: ${sentence}`);
     if (kind !== "ok" && kind !== "full") this.details.replaceChildren(el("p", {}, sentence));
   }
@@ -86,5 +88,5 @@ function row(name, value, share = null) {
 }
 
 function percent(share) {
-  return `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+  return `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)}%`;
 }

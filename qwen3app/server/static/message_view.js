@@ -104,9 +104,11 @@ export class AssistantView {
     if (note) this.body.insertBefore(el("p", { class: "note" }, note), this.foot);
     if (message.info.state === "failed") this.body.insertBefore(errorCard(message, actions), this.foot);
     const figures = figuresOf(message.info);
-    const buttons = el("div", { class: "message-tools" }, iconButton("retry", "Answer anew", () => actions.retry(message)));
-    if (message.content) buttons.prepend(copyButton(() => message.content, "Copy the answer"));
-    this.foot.append(buttons, el("span", { class: "figures" }, figures));
+    if (figures) this.foot.append(el("span", { class: "figures" }, figures));
+    const buttons = el("div", { class: "message-tools" });
+    if (message.content) buttons.append(copyButton(() => message.content, "Copy the answer"));
+    if (message.info.state !== "failed") buttons.append(iconButton("retry", "Answer anew", () => actions.retry(message)));
+    if (buttons.firstChild) this.foot.append(buttons);
   }
 }
 
@@ -129,7 +131,8 @@ class ThoughtView {
     this.node.classList.toggle("running", running);
     const seconds = running ? answer.elapsed - (info.firstToken ?? answer.elapsed) : info.thinking;
     const label = running ? "Thinking" : "Thought";
-    const text = seconds === undefined ? label : running ? `${label} ${Math.floor(seconds)} s` : `${label} for ${duration(seconds)}`;
+    let text = label;
+    if (seconds >= 1) text = running ? `${label} ${Math.floor(seconds)} s` : `${label} for ${duration(seconds)}`;
     if (this.label.textContent !== text) this.label.textContent = text;
   }
 }
