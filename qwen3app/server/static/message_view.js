@@ -3,7 +3,7 @@
 
 import { copyButton, el, icon, iconButton } from "./dom.js";
 import { MarkdownStream } from "./markdown_view.js";
-import { duration, plural, prettyJson } from "./text.js";
+import { count, duration, plural, prettyJson } from "./text.js";
 
 /** What a person said. */
 export class UserView {
@@ -206,6 +206,6 @@ export function figuresOf({ usage, timings, firstToken }) {
   if (timings?.predicted_per_second) parts.push(`${timings.predicted_per_second.toFixed(1)} tok/s`);
   if (firstToken !== undefined) parts.push(`first token after ${duration(firstToken)}`);
   const cached = usage?.prompt_tokens_details?.cached_tokens;
-  if (usage) parts.push(`prompt ${plural(usage.prompt_tokens, "token")}${cached ? `, ${cached} cached` : ""}`);
+  if (usage) parts.push(`prompt ${plural(usage.prompt_tokens, "token")}${cached ? `, ${count(cached)} cached` : ""}`);
   return parts.join(" \u00b7 ");
 }
