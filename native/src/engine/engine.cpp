@@ -273,6 +273,7 @@ void Engine::step(Lock& lock) {
   if (!overlap) land_all(lock);
   if (!asynchronous) await_host(lock);
   if (!issue(lock)) {
+    masks_.flush();
     if (n_flying_ > 0)
       land_all(lock);
     else
@@ -316,6 +317,7 @@ void Engine::compute(Flight& flight, const BatchArrays& arrays, Lock& lock) {
                                        [](const auto& request) { return request->constrained; });
   if (constrained) {
     lock.unlock();
+    masks_.flush();  // not before: who is woken may run at once, in this thread's place, and wait for the lock
     const auto begin = std::chrono::steady_clock::now();
     model_->forward(arrays);
     model_->ops().wait();
@@ -358,7 +360,6 @@ void Engine::land(Lock& lock) {
   n_flying_--;
   report_nonfinite(flight, lock);
   const size_t n_postponed = commit(flight);
-  masks_.flush();
   const int64_t now = now_ns();
   counters_.steps++;
   counters_.step_ns += static_cast<uint64_t>(now - std::max(flight.issued_ns, landed_ns_));

@@ -15,8 +15,8 @@ constexpr size_t kMostQuick = 8;
 constexpr size_t kMostSlow = 2;
 constexpr size_t kSpare = 2;  // threads that take over where quick jobs take long
 
-// After so long, or at most twice that, a quick job counts as slow, so that another thread goes on with the quick ones. The
-// watch wakes as often: at 2 ms it made half of these threads' context switches.
+// After so long, or at most twice that, a quick job counts as slow, so that another thread goes on with the quick ones.
+// The watch wakes as often: at 2 ms it made half of these threads' context switches.
 constexpr std::chrono::milliseconds kPatience{5};
 
 }  // namespace
@@ -37,17 +37,24 @@ void MaskThreads::add(MaskJob job) {
 }
 
 void MaskThreads::flush() {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   const size_t n_quick = std::min(quick_.size(), most_quick_ - std::min(n_quick_, most_quick_));
   const size_t n_slow = std::min(slow_.size(), most_slow_ - std::min(n_slow_, most_slow_));
-  wake(n_quick + n_slow);
   if (!quick_.empty() && !watching_) wake_watch_.notify_one();
+  wake(n_quick + n_slow, lock);
 }
 
 // Wakes up to `n` threads, the first ones before the others: a thread that has just worked has the matchers at hand.
-void MaskThreads::wake(size_t n) {
-  for (Sleepers& sleepers : asleep_)
-    for (size_t i = 0; i < sleepers.n && n > 0; i++, n--) sleepers.wake.notify_one();
+// Gives the mutex up before, as who is woken may run at once in the caller's place.
+void MaskThreads::wake(size_t n, Lock& lock) {
+  std::array<size_t, 2> n_each;
+  for (size_t i = 0; i < asleep_.size(); i++) {
+    n_each[i] = std::min(n, asleep_[i].n);
+    n -= n_each[i];
+  }
+  lock.unlock();
+  for (size_t i = 0; i < asleep_.size(); i++)
+    for (; n_each[i] > 0; n_each[i]--) asleep_[i].wake.notify_one();
 }
 
 void MaskThreads::start() {
@@ -123,12 +130,17 @@ void MaskThreads::watch() {
     n_seen = n_taken_;
     wake_watch_.wait_for(lock, kPatience);
     const Turn::Clock::time_point now = Turn::Clock::now();
+    size_t n_late = 0;
     for (Turn& turn : turns_) {
       if (turn.kind_ != Kind::kQuick || now - turn.begin_ < kPatience) continue;
       turn.kind_ = Kind::kSlow;
       n_quick_--;
       n_slow_++;
-      wake(1);
+      n_late++;
+    }
+    if (n_late > 0) {
+      wake(n_late, lock);
+      lock.lock();
     }
   }
 }

@@ -55,7 +55,7 @@ class MaskThreads {
   // Begins the threads, once; before the first job. Throws where the system gives none.
   void start();
   void add(MaskJob job);
-  // Wakes threads for the jobs added before.
+  // Wakes threads for the jobs added before. Best called without a lock that their work takes.
   void flush();
 
  private:
@@ -66,7 +66,7 @@ class MaskThreads {
   bool take(Turn& turn, MaskJob& job);
   void release(Turn& turn);
   void watch();
-  void wake(size_t n);
+  void wake(size_t n, Lock& lock);
 
   struct Sleepers {
     std::condition_variable wake;
