@@ -110,5 +110,5 @@ def test_chats_in_a_debian_minbase(tiny_model_dir: Path, tmp_path: Path) -> None
     shutil.copy(Path(__file__).resolve().parents[3] / "dist" / "qwen3-8b", root / "qwen3-8b")
     shutil.copytree(tiny_model_dir, root / "model")
     command = ["chroot", str(root), "/qwen3-8b", "chat", "--model", "/model", "--max-tokens", "8", "--once", "Hello"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    result = subprocess.run(command, env=ADMIN_PATH, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stderr
