@@ -20,7 +20,7 @@ def stream(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(stream: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([stream, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([stream, *arguments], capture_output=True, text=True, timeout=300, check=False)
 
 
 def parse(output: str) -> tuple[dict[int, list[int]], dict[int, tuple[str, int]]]:

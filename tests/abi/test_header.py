@@ -72,7 +72,7 @@ def test_overview_example_compiles_and_runs(library: Path, tiny_model: Path, tmp
     source = tmp_path / "example.c"
     source.write_text(f"#include <qwen3.h>\n#include <stdio.h>\n\nint main(void) {{\n{code}\n  return 0;\n}}\n")
     compile_c(source, tmp_path / "example", library)
-    result = subprocess.run([tmp_path / "example"], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([tmp_path / "example"], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     ids = [int(line) for line in result.stdout.split()]
     assert 1 <= len(ids) <= 16

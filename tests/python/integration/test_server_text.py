@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE
 from served import RealServer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -24,7 +25,7 @@ def ask(server: RealServer, path: str, text: str, **fields: Any) -> dict[str, An
         else {"prompt": "hi"}
     )
     choice: dict[str, Any] = server.post(path, body)["choices"][0]
-    reply = httpx.post(f"{server.url}{path}", json={**body, "stream": True}, timeout=60)
+    reply = httpx.post(f"{server.url}{path}", json={**body, "stream": True}, timeout=PATIENCE)
     assert reply.status_code == 200 and reply.text.endswith("\n\ndata: [DONE]\n\n")
     chunks = [json.loads(event.removeprefix("data: "))["choices"][0] for event in reply.text.split("\n\n")[:-2]]
     streamed = [chunk["delta"].get("content", "") if path == CHAT else chunk["text"] for chunk in chunks]
@@ -100,11 +101,11 @@ def test_a_stop_string_between_characters_and_inside_one_that_many_tokens_make(r
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_b71_the_context_is_used_to_its_last_token(real_server: RealServer, stream: bool) -> None:
-    limit = httpx.get(f"{real_server.url}/v1/models", timeout=20).json()["data"][0]["max_model_len"]
+    limit = httpx.get(f"{real_server.url}/v1/models", timeout=PATIENCE).json()["data"][0]["max_model_len"]
 
     def complete(n_prompt: int, **fields: Any) -> httpx.Response:
         body = {"prompt": [7] * n_prompt, "ignore_eos": True, "stream": stream} | fields
-        return httpx.post(f"{real_server.url}{TEXT}", json=body, timeout=60)
+        return httpx.post(f"{real_server.url}{TEXT}", json=body, timeout=PATIENCE)
 
     for n_prompt, max_tokens in ((limit - 1, 1), (limit - 5, 5), (1, limit - 1)):
         assert complete(n_prompt, max_tokens=max_tokens, return_token_ids=True).status_code == 200
@@ -127,11 +128,11 @@ def test_b71_the_context_is_used_to_its_last_token(real_server: RealServer, stre
         for number in (limit, n_prompt, 16 if max_tokens is None else max_tokens):
             assert str(number) in error["message"]
     batch = {"prompt": [[7] * 3, [7] * (limit + 1)], "max_tokens": 1, "stream": stream}
-    reply = httpx.post(f"{real_server.url}{TEXT}", json=batch, timeout=60)
+    reply = httpx.post(f"{real_server.url}{TEXT}", json=batch, timeout=PATIENCE)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
     whole = httpx.post(
         f"{real_server.url}{CHAT}",
         json={"messages": [{"role": "user", "content": "x " * 500}], "ignore_eos": True},
-        timeout=60,
+        timeout=PATIENCE,
     ).json()
     assert whole["usage"]["total_tokens"] == limit and whole["choices"][0]["finish_reason"] == "length"

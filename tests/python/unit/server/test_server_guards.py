@@ -220,7 +220,7 @@ async def test_a_request_may_take_so_long_and_no_longer(text_parts: TextParts) -
 
 async def test_the_time_of_a_request_runs_while_it_waits(text_parts: TextParts) -> None:
     engine = FakeEngine()
-    async with serving(make_model(text_parts, engine), guards=GuardSettings(request_timeout=0.2)) as server:
+    async with serving(make_model(text_parts, engine), guards=GuardSettings(request_timeout=1.0)) as server:
         response = await server.chat({"n": 2})
         assert response.status_code == 504 and engine.cancelled == [(1, -1)]
         figures = (await server.client.get("/metrics")).text
