@@ -399,7 +399,7 @@ typedef struct qwen3_logprob {
  * asks for top_logprobs, else at least QWEN3_MAX_TOP_LOGPROBS. Poll returns early with fewer events when it is full.
  * timeout_ms: how long to wait for the first event; 0: not at all; -1: without limit. n (out): events written.
  * A host has to poll: while 262,144 events or more wait, no step is begun. On the CPU, whose cores the host shares, a
- * step waits for up to 5 ms while the events of more than two do; for a host that was late not again until it polls.
+ * step waits for up to 5 ms until all have been taken; for a host that was late not again until it polls.
  * QWEN3_TIMEOUT: none came. QWEN3_CLOSED: the engine is being closed. QWEN3_INVALID_ARGUMENT: NULL, zero capacity, an
  * event_size smaller than ABI version 1's or above 4096, or a logprobs array too small for the next event. */
 QWEN3_API qwen3_status qwen3_poll(qwen3_engine* engine, qwen3_event* events, size_t event_size, size_t capacity,

@@ -19,9 +19,10 @@ namespace {
 // for it to poll.
 constexpr std::chrono::milliseconds kBlockedWait{5};
 
-// On the CPU: steps whose events the host may leave lying before the next one waits for it, and for how long. One batch
-// that it is about to take and one made meanwhile keep both busy; with five, tokens grow old (docs/decisions.md).
-constexpr int kStepsAhead = 2;
+// On the CPU: steps whose events the host may leave lying while the next one begins, and how long that waits for it at
+// most. With one or two, models of very short steps make a quarter more tokens, and tokens grow old
+// (docs/decisions.md).
+constexpr int kStepsAhead = 0;
 constexpr std::chrono::milliseconds kHostPatience{5};
 
 // How long it waits at most for the masks of a step whose samples are all constrained.
