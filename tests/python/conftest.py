@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from served import ROOT, RealServer, StartServer, wait_for
+
+# A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Property tests do not fail because a machine is slow. In `make test-long` they draw other examples each time,
 # elsewhere the same.
