@@ -22,7 +22,8 @@ def find_chromium() -> str | None:
     return os.environ.get("QWEN3_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: while Playwright is there, its event loop runs in this thread, and no other may.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (pip install playwright)")
     chromium = find_chromium()
