@@ -16,6 +16,7 @@ before its mask, so no sample is ever in two hands.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _TOKEN = int(EventKind.TOKEN)
 _FINISHED = int(EventKind.FINISHED)
 _THREADS = 2
+
+_log = logging.getLogger(__name__)
 
 
 class ConstrainedSample:
@@ -118,7 +121,8 @@ class Masks:
             sample.error = error
             self._cancel(sample)
         except Exception as error:
-            sample.error = GenerationError(f"The constraint failed: {error!r}.")
+            _log.exception("a constraint failed: %r", error)
+            sample.error = GenerationError("The constraint failed, which is a fault of the server; its log says more.")
             self._cancel(sample)
 
     def _cancel(self, sample: ConstrainedSample) -> None:

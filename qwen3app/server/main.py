@@ -25,7 +25,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qwen3app.errors import AppError, UsageError
+from qwen3app.errors import UsageError
 from qwen3app.settings import LOG_LEVELS, ServeSettings, resolve_model_dir
 
 if TYPE_CHECKING:
@@ -296,17 +296,19 @@ class Life:
         return task
 
     async def _load(self) -> None:
+        try:
+            await self._begin(await self._loader.wait())
+        except Exception as error:
+            self._error = error
+            self.state.failure = str(error) or type(error).__name__
+            self._server.should_exit = True
+
+    async def _begin(self, model: LoadedModel) -> None:
+        """Begins to serve the model that has been loaded."""
         from qwen3app.runtime import Runtime
         from qwen3app.server.ledger import ledger
         from qwen3app.server.state import Serving
 
-        try:
-            model = await self._loader.wait()
-        except (AppError, Exception) as error:
-            self._error = error
-            self.state.failure = str(error)
-            self._server.should_exit = True
-            return
         runtime = Runtime(model, self._on_engine_failure)
         await runtime.start()
         self._log.write("ledger", **ledger(model))

@@ -442,7 +442,7 @@ class MaskEngine:
         self.masks: list[tuple[int, int, int, bytes]] = []
         self.matchers: list[tuple[int, int, int, Matcher]] = []
         self.cancelled: list[tuple[int, int]] = []
-        self.error: EngineError | None = None
+        self.error: Exception | None = None
 
     def set_mask(self, request: int, sample: int, index: int, mask: bytes) -> None:
         if self.error is not None:
@@ -528,16 +528,19 @@ async def test_an_answer_that_must_be_empty_ends_at_once(
 
 async def test_a_sample_that_cannot_go_on_ends_with_an_error(constraints: Constraints) -> None:
     constraint = await constraints.compile(ConstraintSpec("regex", "ab", "p"))
-    for wrong in ("matcher", "engine"):
+    for wrong in ("matcher", "engine", "ours"):
         engine = MaskEngine()
         masks = Masks(engine)  # type: ignore[arg-type]
         sample = ConstrainedSample(constraint.sample(thinking=False, may_think=False), 0)
         if wrong == "engine":
             engine.error = EngineError(Status.INVALID_ARGUMENT, "no")
+        elif wrong == "ours":
+            engine.error = KeyError("/secret/place")
         masks.add(sample, 1, 0)
-        if wrong == "engine":
+        if wrong != "matcher":
             wait_until(lambda engine=engine: engine.cancelled == [(1, 0)])
         masks.take([event(3, 1, 0, reason=5 if wrong == "matcher" else 3)])
         assert isinstance(sample.error, AppError) and not sample.ended
-        assert wrong == "engine" or "too complex" in str(sample.error)
+        says = {"matcher": "too complex", "engine": "no", "ours": "a fault of the server"}
+        assert says[wrong] in str(sample.error) and "secret" not in str(sample.error)
         masks.close()

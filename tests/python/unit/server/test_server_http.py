@@ -19,6 +19,7 @@ from serving import FakeLoader, TestServer, TextParts, events_of, make_model, se
 from qwen3app.abi import FinishCode
 from qwen3app.errors import ModelError, UsageError
 from qwen3app.guards import GuardSettings
+from qwen3app.runtime import Runtime
 from qwen3app.server import main
 from qwen3app.server.access_log import RECORD_KEY, AccessLog, HttpObservations, Log, Record
 from qwen3app.server.main import bind
@@ -183,6 +184,22 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
         loader.ready.set()
         with pytest.raises(ModelError, match=r"config\.json"):
             await asyncio.wait_for(asyncio.shield(server.task), PATIENCE)
+
+
+async def test_a_runtime_that_cannot_start_ends_the_server(
+    text_parts: TextParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(_: Runtime) -> None:
+        raise OSError("no more eventfds")
+
+    monkeypatch.setattr(Runtime, "start", start)
+    loader = FakeLoader(None)
+    async with serving(None, loader) as server:
+        loader._model = make_model(text_parts, FakeEngine())
+        loader.ready.set()
+        with pytest.raises(OSError, match="no more eventfds"):
+            await asyncio.wait_for(asyncio.shield(server.task), PATIENCE)
+        assert server.life.state.failure == "no more eventfds"
 
 
 async def open_raw(
