@@ -64,9 +64,9 @@ class Page {
   }
 
   async start() {
+    const id = location.hash.slice(1);
     this.show(newConversation(loadSettings(DEFAULT_SETTINGS)));
     await this.store.open();
-    const id = location.hash.slice(1);
     if (id) await this.open(id);
     await this.showList();
     this.composer.focus();

@@ -153,7 +153,7 @@ function readList(lines, at, depth) {
   return [{ type: "list", ordered: first.ordered, start: first.number, tight: !loose, items }, at];
 }
 
-/** The lines of one item, without its mark and indentation. inner: it has blank lines inside. */
+/** The lines of one item, without its mark and indentation. inner: it has blank lines inside, not in code. */
 function readItem(lines, at, item) {
   const task = TASK.exec(item.text);
   const inside = [task ? item.text.slice(task[0].length) : item.text];
@@ -168,7 +168,7 @@ function readItem(lines, at, item) {
     const mine = indentOf(line) >= wanted;
     const lazy = !blanks && !fence && !isBlank(inside.at(-1)) && !interrupts(lines, at) && !itemOf(line);
     if (!mine && !lazy) break;
-    inner ||= blanks > 0;
+    inner ||= blanks > 0 && !fence;
     for (; blanks; blanks -= 1) inside.push("");
     inside.push(outdent(line, item.content));
     fence = fenceAfter(fence, inside.at(-1));

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from fake_server import FakeServer
-
-SECONDS = 100  # for anything that must come
+from person import SECONDS
 
 
 def find_chromium() -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from chat import answers, ask, converse, wait_for_end
 from fake_server import CUT, FakeServer, Refusal, calls, delta, says, usage
+from person import SECONDS, answers, ask, converse, wait_for_end
 
 WEATHER = '[{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]'
 
@@ -66,7 +66,7 @@ def test_stop_frees_the_server_and_keeps_what_came(fake: FakeServer, open_page: 
         ask(page, "Speak.")
         page.wait_for_selector(".assistant.running >> text=Half an")
         stop()
-        assert fake.left.wait(60), "the server was not told"
+        assert fake.left.wait(SECONDS), "the server was not told"
         wait_for_end(page)
     assert answers(page) == ["Half an", "Half an"]
     assert page.locator(".note").all_inner_texts() == ["Stopped.", "Stopped."]
@@ -218,7 +218,7 @@ def test_retry_while_an_answer_comes(fake: FakeServer, open_page: Any) -> None:
     page.wait_for_selector("text=Slow")
     page.hover(".user >> nth=0")
     page.click(".assistant >> nth=0 >> [aria-label='Answer anew']")
-    assert fake.left.wait(60)
+    assert fake.left.wait(SECONDS)
     page.wait_for_selector("text=New.")
     wait_for_end(page)
     assert answers(page) == ["New."] and roles(fake) == [("user", "one")]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+SECONDS = 100  # for anything that must come
 
 
 def ask(page: Any, text: str) -> None:
@@ -29,3 +32,11 @@ def answers(page: Any) -> list[str]:
 def titles(page: Any) -> list[str]:
     found: list[str] = page.locator(".conversation-title").all_inner_texts()
     return found
+
+
+def until(page: Any, expression: str) -> None:
+    """Until a JavaScript expression is true. Playwright's own wait is eval, which the page's policy forbids."""
+    deadline = time.monotonic() + SECONDS
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"it did not come: {expression}"
+        page.wait_for_timeout(20)

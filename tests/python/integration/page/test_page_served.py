@@ -1,0 +1,63 @@
+"""The chat page on the real server with the tiny checkpoint: the same protocol that the scripted server of the other
+tests speaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+from person import ask, converse, until, wait_for_end
+from served import RealServer, StartServer
+
+
+def test_a_conversation_with_the_real_server(real_server: RealServer, open_page: Any) -> None:
+    page = open_page(f"{real_server.url}/")
+    page.wait_for_selector('#gauge[data-state="ok"]')
+    page.click("#open-settings")
+    page.fill("[name=max_tokens]", "40")
+    page.fill("[name=seed]", "7")
+    page.fill("[name=system]", "Say anything.")
+    page.click("#close-settings")
+    converse(page, "Hello <b>there</b>")
+    assert page.locator(".error-card").count() == 0
+    assert " tok/s · first token after " in page.locator(".figures").inner_text()
+    assert page.locator("#context").inner_text().endswith(" of 4,096 tokens")
+    first = page.locator(".assistant .message-body").inner_text().split("\n")[0]
+    page.click("[aria-label='Answer anew']")
+    wait_for_end(page)
+    assert page.locator(".assistant .message-body").inner_text().split("\n")[0] == first  # the seed is sent
+
+
+def test_stop_frees_the_slot(real_server: RealServer, open_page: Any) -> None:
+    page = open_page(f"{real_server.url}/")
+    ask(page, "Speak.")
+    page.wait_for_selector(".assistant.running :is(.markdown p, .thought)")
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+    until(page, "fetch('/status').then((reply) => reply.json()).then((status) => status.running === 0)")
+
+
+def test_the_sentence_of_a_refusal(real_server: RealServer, open_page: Any) -> None:
+    page = open_page(f"{real_server.url}/")
+    converse(page, "word " * 6000)
+    assert "4096" in page.locator(".error-card").inner_text().replace(",", "")
+    assert "longer than the model can read" in page.locator(".error-card").inner_text()
+
+
+def test_a_key_and_a_model_that_loads(
+    start_server: StartServer, tiny_model_dir: Path, tmp_path: Path, open_page: Any
+) -> None:
+    hold = tmp_path / "go"
+    server = start_server(tiny_model_dir, "--api-key", "s3cret", "--max-ctx", "4096", wait=False, hold=hold)
+    page = open_page(f"{server.url}/")
+    page.wait_for_selector("#key-dialog[open]")
+    assert httpx.get(f"{server.url}/status").status_code == 401
+    page.fill("#key", "s3cret")
+    page.press("#key", "Enter")
+    page.wait_for_selector('#gauge[data-state="busy"]')
+    ask(page, "Hello")
+    page.wait_for_selector("text=Waiting for the model to be loaded")
+    hold.touch()
+    page.wait_for_selector(".assistant.running :is(.markdown p, .thought), .figures")
+    page.wait_for_selector('#gauge[data-state="ok"]')
