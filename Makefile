@@ -103,6 +103,10 @@ test-long: dist build-sanitize $(VENV)/.stamp-test ## what CI has no time for: l
 	@QWEN3_LONG=1 $(PYTHON_BIN) -m pytest tests/python -m long --timeout 7200
 	@QWEN3_LONG=1 $(PYTHON_BIN) -m pytest tests/python/unit tests/python/integration
 
+.PHONY: test-page
+test-page: build $(VENV)/.stamp-test ## the chat page in Chromium (Debian: apt install chromium); `make test` has it too
+	@$(PYTHON_BIN) -m pytest tests/python/unit/server/test_server_page.py tests/python/integration/page
+
 # Against the packed file. Clients have places of their own: they bring 1.1 GB of Python packages and 0.1 GB of npm's.
 .PHONY: test-clients
 test-clients: dist $(VENV)/.stamp-test $(VENV)-clients/.stamp $(NODE_CLIENTS)/.stamp ## clients from PyPI and npm, lm-evaluation-harness; ten minutes of schemathesis

@@ -35,7 +35,8 @@ export class MarkdownStream {
 
   draw(blocks) {
     const [first, code] = [blocks[0], this.open[0]];
-    const grows = first?.type === "code" && code instanceof CodeView && code.language === first.language;
+    // A fence may turn out to be none when its line goes on: then code that was closed is drawn anew.
+    const grows = first?.type === "code" && code instanceof CodeView && !code.closed && code.language === first.language;
     for (const { node } of this.open.slice(grows ? 1 : 0)) node.remove();
     if (grows) code.show(first.text, first.closed);
     const fresh = blocks.slice(grows ? 1 : 0).map(drawBlock);
@@ -140,6 +141,7 @@ class CodeView {
   constructor(language) {
     this.language = language;
     this.text = "";
+    this.closed = false;
     this.colour = highlighter(language);
     this.done = 0; // lines that are drawn for good
     this.last = document.createTextNode("");
@@ -152,6 +154,7 @@ class CodeView {
   /** text: all of it so far; the lines before its last are those of the call before. closed: it will not grow. */
   show(text, closed) {
     this.text = text;
+    this.closed = closed;
     const lines = text.split("\n");
     const ready = closed ? lines.length : lines.length - 1;
     for (; this.done < ready; this.done += 1) this.last.before(...this.lineNodes(lines[this.done]));

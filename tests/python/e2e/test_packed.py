@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import socket
@@ -101,6 +102,10 @@ def test_serves_the_official_client(serve: Serve, tiny_model_dir: Path) -> None:
     assert plain.usage is not None
     assert plain.usage.completion_tokens >= 1
     assert "qwen3_" in httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+    page = httpx.get(server.url, timeout=PATIENCE).text
+    for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', page):
+        assert httpx.get(f"{server.url}{path}", timeout=PATIENCE).status_code == 200, path
+    assert "/static/main.js" in page
     assert "/v1/chat/completions" in httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE).json()["paths"]
     for constraint in ({"guided_choice": ["yes", "no"]}, {"guided_grammar": 'root ::= "yes" | "no"'}):
         body = {"prompt": "Well?", "max_tokens": 8, **constraint}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fake_server import FakeServer, calls, says
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from person import ask, converse, until, wait_for_end
 
@@ -213,6 +213,7 @@ PIECES = st.one_of(st.sampled_from(MARKS), st.text(max_size=8))
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(PIECES, max_size=40))
+@example(["```py\n", "```py\n"])  # a line that closes the code until it goes on
 def test_a_stream_draws_what_the_whole_text_draws(paper: Any, pieces: list[str]) -> None:
     pieces = [piece.encode("utf-8", "ignore").decode() for piece in pieces]
     streamed, whole = paper.evaluate(DRAW, [pieces])
