@@ -49,7 +49,7 @@ function storeKey(key) {
 
 /** GET /status, or an ApiError. quiet: a missing key is an error, nobody is asked for it. */
 export async function getStatus({ quiet = false } = {}) {
-  const response = await request("/status", { quiet, signal: AbortSignal.timeout(10_000) });
+  const response = await request("/status", { quiet, seconds: 10 });
   return response.json();
 }
 
@@ -138,9 +138,11 @@ async function request(path, { quiet = false, ...options }) {
   }
 }
 
-async function send(path, options) {
+/** fetch. seconds: how long the server may take to answer. */
+async function send(path, { seconds, ...options }) {
+  const signal = options.signal ?? (seconds && AbortSignal.timeout(seconds * 1000));
   try {
-    return await fetch(path, { cache: "no-store", credentials: "omit", redirect: "error", ...options });
+    return await fetch(path, { cache: "no-store", credentials: "omit", redirect: "error", ...options, signal });
   } catch (error) {
     if (options.signal?.aborted && error.name === "AbortError") throw error;
     throw new ApiError("The server cannot be reached. Is it running?", { code: "unreachable" });

@@ -55,7 +55,7 @@ export class Gauge {
     this.button.dataset.state = kind;
     if (this.text.textContent !== text) this.text.textContent = text;
     this.word.hidden = kind !== "ok" && kind !== "full";
-    this.button.setAttribute("aria-label", `The server: ${sentence}`);
+    this.button.title = sentence; // screen readers say it behind the text
     if (kind !== "ok" && kind !== "full") this.details.replaceChildren(el("p", {}, sentence));
   }
 

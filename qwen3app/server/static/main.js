@@ -34,7 +34,10 @@ class Page {
     this.composer = new Composer({
       onSend: (text) => this.say({ role: "user", content: text }),
       onStop: () => this.answer?.stop(),
-      onThink: (on) => this.changeSettings({ ...this.current.settings, thinking: on ? "on" : "off" }),
+      onThink: (on) => {
+        this.changeSettings({ ...this.current.settings, thinking: on ? "on" : "off" });
+        this.settings.show(this.current.settings);
+      },
     });
     this.sidebar = new Sidebar({
       onOpen: (id) => this.open(id),
@@ -155,8 +158,6 @@ class Page {
   changeSettings(settings) {
     this.current.settings = settings;
     saveSettings(settings);
-    this.settings.settings = { ...settings };
-    document.getElementById("settings-form").elements.thinking.value = settings.thinking;
     this.showAround();
     if (this.current.messages.length) this.store.save(this.current);
   }

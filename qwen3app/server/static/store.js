@@ -12,7 +12,7 @@ export class Store {
   /** onTrouble(sentence): something will not be kept. onChange(id): another tab has changed this conversation. */
   constructor(onTrouble, onChange) {
     this.onTrouble = onTrouble;
-    this.memory = new Map(); // id -> conversation, where there is no database
+    this.memory = new Map(); // id -> conversation that the database did not take, or all where there is none
     this.database = null;
     this.channel = new BroadcastChannel(NAME);
     this.channel.onmessage = (event) => onChange(event.data);
@@ -38,26 +38,31 @@ export class Store {
 
   /** [{id, title, updated}], the latest first. */
   async list() {
-    const heads = this.database ? await this.read(HEADS, (store) => store.getAll()) : [...this.memory.values()].map(head);
+    const kept = this.database ? await this.read(HEADS, (store) => store.getAll()) : [];
+    const heads = [...kept.filter(({ id }) => !this.memory.has(id)), ...[...this.memory.values()].map(head)];
     return heads.sort((a, b) => b.updated - a.updated);
   }
 
   async load(id) {
-    return (this.database && (await this.read(BODIES, (store) => store.get(id)))) ?? this.memory.get(id) ?? null;
+    const kept = this.memory.get(id) ?? (this.database && (await this.read(BODIES, (store) => store.get(id))));
+    return kept ?? null;
   }
 
   async save(conversation) {
-    await this.write(conversation.id, (heads, bodies) => {
+    const kept = await this.write(conversation.id, (heads, bodies) => {
       heads.put(head(conversation));
       bodies.put(conversation);
-    }, () => this.memory.set(conversation.id, conversation));
+    });
+    if (kept) this.memory.delete(conversation.id);
+    else this.memory.set(conversation.id, conversation);
   }
 
   async remove(id) {
+    this.memory.delete(id);
     await this.write(id, (heads, bodies) => {
       heads.delete(id);
       bodies.delete(id);
-    }, () => this.memory.delete(id));
+    });
   }
 
   read(name, ask) {
@@ -68,8 +73,9 @@ export class Store {
     });
   }
 
-  async write(id, change, inMemory) {
-    if (!this.database) return inMemory();
+  /** Whether the database has taken it. */
+  async write(id, change) {
+    if (!this.database) return false;
     try {
       await new Promise((resolve, reject) => {
         const transaction = this.database.transaction([HEADS, BODIES], "readwrite");
@@ -78,14 +84,14 @@ export class Store {
         change(transaction.objectStore(HEADS), transaction.objectStore(BODIES));
       });
       this.channel.postMessage(id);
+      return true;
     } catch (error) {
-      inMemory();
       const full = error?.name === "QuotaExceededError";
-      this.onTrouble(
-        full
-          ? "The browser's space for this page is full; export or delete conversations, or this one is lost with the tab."
-          : `This conversation could not be kept (${error?.message ?? "the browser refused"}); export it before you close the tab.`,
-      );
+      const sentence = full
+        ? "The browser's space for this page is full; export or delete conversations, or this one is lost with the tab."
+        : `This conversation could not be kept (${error?.message ?? "the browser refused"}); export it before you close the tab.`;
+      if (!this.memory.has(id)) this.onTrouble(sentence); // once for each
+      return false;
     }
   }
 }

@@ -196,6 +196,22 @@ def test_a_browser_that_keeps_nothing(fake: FakeServer, open_page: Any, browser:
     context.close()
 
 
+def test_a_disk_that_is_full(fake: FakeServer, open_page: Any) -> None:
+    page = open_page(fake.url)
+    converse(page, "one")
+    page.wait_for_selector(".conversation >> text=one")
+    page.evaluate(
+        """() => { IDBObjectStore.prototype.put = () => { throw new DOMException("full", "QuotaExceededError"); } }"""
+    )
+    converse(page, "more of one")
+    page.wait_for_selector(".toast >> text=space for this page is full")
+    page.click("#new")
+    converse(page, "two")
+    page.wait_for_selector(".conversation >> text=two")
+    page.click(".conversation >> text=one")  # what the disk did not take is in memory
+    page.wait_for_selector(".bubble >> text=more of one")
+
+
 # ------------------------------------------------------------------------------------------------ the page around them
 
 
@@ -207,8 +223,8 @@ def test_the_gauge(fake: FakeServer, open_page: Any) -> None:
     assert "Qwen3-8B" in details and "4.2% of 812,000 tokens" in details and "NVIDIA H200" in details
     fake.status |= {"running": 256, "waiting": 12, "kv_usage": 0.97}
     page.wait_for_selector('#gauge[data-state="full"] >> text=256/256 +12')
-    label = page.get_attribute("#gauge", "aria-label")
-    assert label == "The server: 256 of 256 slots in use, 12 waiting, KV cache 97% full."
+    sentence = page.get_attribute("#gauge", "title")
+    assert sentence == "256 of 256 slots in use, 12 waiting, KV cache 97% full."
 
 
 def test_the_end_stays_in_sight_until_one_scrolls_up(fake: FakeServer, open_page: Any) -> None:
@@ -220,8 +236,7 @@ def test_the_end_stays_in_sight_until_one_scrolls_up(fake: FakeServer, open_page
     below = "((t) => t.scrollHeight - t.scrollTop - t.clientHeight)(document.getElementById('transcript'))"
     until(page, f"document.querySelectorAll('.markdown p').length >= 59 && {below} < 5")
     assert not page.is_visible("#to-end")
-    page.mouse.move(600, 300)
-    page.mouse.wheel(0, -800)
+    page.evaluate("document.getElementById('transcript').scrollBy({top: -800, behavior: 'instant'})")
     page.wait_for_selector("#to-end")
     top = page.evaluate("document.getElementById('transcript').scrollTop")
     first.set()
