@@ -1,7 +1,7 @@
 // Draws markdown: the trees of markdown.js and inline.js become DOM nodes.
 //
 // MarkdownStream draws a text that is still growing. Blocks that have ended are drawn once and left alone; what follows
-// them is drawn anew with each push, except that code only grows. After any sequence of pushes the nodes are those of
+// them is drawn anew with each push, except that code and lists only grow. After any sequence of pushes the nodes are those of
 // the whole text. Its owner says when to push: at most once per frame.
 
 import { copyButton, el } from "./dom.js";
@@ -9,6 +9,7 @@ import { highlighter } from "./highlight.js";
 import { parseInline } from "./inline.js";
 import { parseLines, toLines } from "./markdown.js";
 
+const PIECE = 100; // lines of code that are laid out together
 // Invisible characters that turn the direction of text around: in code they are shown, as they can make it lie.
 const DIRECTION = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
@@ -17,7 +18,7 @@ export class MarkdownStream {
   constructor(container) {
     this.container = container;
     this.rest = ""; // the text from the first block that may still change
-    this.open = []; // what is drawn of the rest: {node} or a CodeView, one per block
+    this.open = []; // what is drawn of the rest, one per block: {node}, and grow(block) where it can: false if it could not
   }
 
   push(text) {
@@ -34,14 +35,12 @@ export class MarkdownStream {
   }
 
   draw(blocks) {
-    const [first, code] = [blocks[0], this.open[0]];
-    // A fence may turn out to be none when its line goes on: then code that was closed is drawn anew.
-    const grows = first?.type === "code" && code instanceof CodeView && !code.closed && code.language === first.language;
+    const first = this.open[0];
+    const grows = blocks.length > 0 && (first?.grow?.(blocks[0]) ?? false);
     for (const { node } of this.open.slice(grows ? 1 : 0)) node.remove();
-    if (grows) code.show(first.text, first.closed);
     const fresh = blocks.slice(grows ? 1 : 0).map(drawBlock);
     this.container.append(...fresh.map(({ node }) => node));
-    this.open = grows ? [code, ...fresh] : fresh;
+    this.open = grows ? [first, ...fresh] : fresh;
   }
 }
 
@@ -51,11 +50,8 @@ export function drawMarkdown(container, text) {
 }
 
 function drawBlock(block) {
-  if (block.type === "code") {
-    const view = new CodeView(block.language);
-    view.show(block.text, block.closed);
-    return view;
-  }
+  if (block.type === "code") return new CodeView(block);
+  if (block.type === "list") return new ListView(block);
   return { node: blockNode(block) };
 }
 
@@ -65,6 +61,7 @@ function blockNode(block) {
       // The page's own headings are h1 and h2.
       return el(`h${Math.min(6, block.level + 2)}`, { dir: "auto" }, ...inlineNodes(block.text));
     case "code":
+    case "list":
       return drawBlock(block).node;
     case "math":
       return el("pre", { class: "math", tabindex: "0" }, block.text);
@@ -72,8 +69,6 @@ function blockNode(block) {
       return el("hr");
     case "quote":
       return el("blockquote", {}, ...block.children.map(blockNode));
-    case "list":
-      return listNode(block);
     case "table":
       return tableNode(block);
     default:
@@ -81,9 +76,24 @@ function blockNode(block) {
   }
 }
 
-function listNode({ ordered, start, tight, items }) {
-  const props = ordered && start !== 1 ? { start: String(start) } : {};
-  return el(ordered ? "ol" : "ul", props, ...items.map((item) => itemNode(item, tight)));
+/** A list that may grow. A line that is not complete can change the last item, and the one before by going on with it. */
+class ListView {
+  constructor(block) {
+    const { ordered, start, tight, items } = block;
+    this.block = block;
+    const props = ordered && start !== 1 ? { start: String(start) } : {};
+    this.node = el(ordered ? "ol" : "ul", props, ...items.map((item) => itemNode(item, tight)));
+  }
+
+  grow(block) {
+    const { type, ordered, start, tight, items } = this.block;
+    if (block.type !== type || block.ordered !== ordered || block.start !== start || block.tight !== tight) return false;
+    const kept = Math.max(0, Math.min(items.length, block.items.length) - 2);
+    while (this.node.children.length > kept) this.node.lastChild.remove();
+    this.node.append(...block.items.slice(kept).map((item) => itemNode(item, tight)));
+    this.block = block;
+    return true;
+  }
 }
 
 function itemNode({ checked, children }, tight) {
@@ -138,10 +148,8 @@ function visible(text) {
 
 /** A block of code that may grow: complete lines are coloured once, the last one is plain until it is complete. */
 class CodeView {
-  constructor(language) {
+  constructor({ language, text, closed }) {
     this.language = language;
-    this.text = "";
-    this.closed = false;
     this.colour = highlighter(language);
     this.done = 0; // lines that are drawn for good
     this.last = document.createTextNode("");
@@ -149,6 +157,14 @@ class CodeView {
     const name = language || "text";
     const head = el("figcaption", {}, el("span", {}, name), copyButton(() => this.text, "Copy code"));
     this.node = el("figure", { class: "code" }, head, el("pre", { tabindex: "0", role: "group", "aria-label": `Code, ${name}` }, this.code));
+    this.show(text, closed);
+  }
+
+  grow({ type, language, text, closed }) {
+    // A fence may turn out to be none when its line goes on: then code that was closed is drawn anew.
+    if (type !== "code" || language !== this.language || this.closed) return false;
+    this.show(text, closed);
+    return true;
   }
 
   /** text: all of it so far; the lines before its last are those of the call before. closed: it will not grow. */
@@ -157,12 +173,20 @@ class CodeView {
     this.closed = closed;
     const lines = text.split("\n");
     const ready = closed ? lines.length : lines.length - 1;
-    for (; this.done < ready; this.done += 1) this.last.before(...this.lineNodes(lines[this.done]));
+    for (; this.done < ready; this.done += 1) {
+      this.last.before(...this.lineNodes(lines[this.done]));
+      if (this.done % PIECE === PIECE - 1) this.beginPiece();
+    }
     this.last.data = lines.length > this.done ? this.newline() + visible(lines.at(-1)) : "";
   }
 
+  /** A browser lays a whole block out anew with each line, so long code is several; between two of them a line ends. */
+  beginPiece() {
+    this.code.append(el("span", { class: "piece" }, this.last));
+  }
+
   newline() {
-    return this.done > 0 ? "\n" : "";
+    return this.done % PIECE > 0 ? "\n" : "";
   }
 
   lineNodes(line) {

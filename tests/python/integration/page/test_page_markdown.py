@@ -222,6 +222,26 @@ def test_a_stream_draws_what_the_whole_text_draws(paper: Any, pieces: list[str])
     assert by_character == same == whole
 
 
+def test_long_code_is_laid_out_in_pieces(paper: Any) -> None:
+    lines = "\n".join(f"line {i}" for i in range(250))
+    html = drawn(paper, f"```\n{lines}\n```")
+    assert html.count('<span class="piece">') == 2
+    paper.evaluate(
+        """async ([text]) => {
+             const { drawMarkdown } = await import("/static/markdown_view.js");
+             const div = document.getElementById("messages");
+             div.replaceChildren();
+             div.className = "markdown";
+             drawMarkdown(div, text);
+           }""",
+        [f"```\n{lines}\n```"],
+    )
+    assert paper.locator("#messages pre").inner_text() == lines
+    height = paper.evaluate("document.querySelector('#messages pre code').getBoundingClientRect().height")
+    one = paper.evaluate("parseFloat(getComputedStyle(document.querySelector('#messages pre')).lineHeight)")
+    assert round(height / one) == 250  # no line too many between two pieces
+
+
 NESTED = [
     "> " * 3000,
     "- " * 3000,
