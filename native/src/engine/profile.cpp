@@ -2,9 +2,9 @@
 // worker thread between the steps of requests; a profile ends early, after the step that runs, when the engine is
 // closed.
 #include <algorithm>
-#include <chrono>
 #include <string>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/random.h"
 #include "engine/engine.h"
@@ -15,11 +15,6 @@ namespace qwen3 {
 namespace {
 
 constexpr int kWarmUps = 3;  // a backend loads kernels in the first step, may record the second, and replays the third
-
-int64_t now_ns() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
 
 void check_range(const char* field, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high)
