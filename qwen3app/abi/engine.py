@@ -24,6 +24,7 @@ from qwen3app.abi.types import (
     EnginePeaks,
     EngineRequest,
     EngineStats,
+    Event,
     EventBatch,
     OpTime,
     ProfileSpec,
@@ -251,8 +252,8 @@ class Engine:
             return EventBatch([], [])
         self._check(status)
         n_events = self._n_events[0]
-        events = list(EVENT_STRUCT.iter_unpack(self._event_bytes[: n_events * EVENT_STRUCT.size]))
-        n_logprobs = max((event[6] + event[7] for event in events if event[6]), default=0)
+        events = list(map(Event._make, EVENT_STRUCT.iter_unpack(self._event_bytes[: n_events * EVENT_STRUCT.size])))
+        n_logprobs = max((event.n_logprobs + event.first_logprob for event in events if event.n_logprobs), default=0)
         if not n_logprobs:
             return EventBatch(events, [])
         used = self._logprob_bytes[: n_logprobs * LOGPROB_STRUCT.size]

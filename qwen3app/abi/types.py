@@ -5,11 +5,12 @@ Units and ranges stand in native/include/qwen3.h and are not repeated.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 MAX_TOP_LOGPROBS = 20
 MAX_SAMPLES = 128
@@ -30,33 +31,29 @@ class FinishCode(IntEnum):
     MATCHER = 5
 
 
-# One qwen3_event as a tuple, in the order of the header's fields:
-#  0 request, 1 tag, 2 kind, 3 sample, 4 token, 5 logprob, 6 n_logprobs, 7 first_logprob, 8 finish_reason, 9 reserved,
-# 10 index, 11 time_ns, 12 n_prompt, 13 n_cached, 14 n_generated, 15 queued_ns, 16 started_ns, 17 first_token_ns
-# A bare tuple, not a class: one is made for every token of every stream.
-Event: TypeAlias = tuple[
-    int, int, int, int, int, float, int, int, int, int, int, int, int, int, int, int, int, int
-]  # fmt: skip
-EVENT_FIELDS = (
-    "request",
-    "tag",
-    "kind",
-    "sample",
-    "token",
-    "logprob",
-    "n_logprobs",
-    "first_logprob",
-    "finish_reason",
-    "reserved",
-    "index",
-    "time_ns",
-    "n_prompt",
-    "n_cached",
-    "n_generated",
-    "queued_ns",
-    "started_ns",
-    "first_token_ns",
-)
+class Event(NamedTuple):
+    """One qwen3_event, in the order of the header's fields. A tuple, as one is made for every token of every stream."""
+
+    request: int
+    tag: int = 0
+    kind: int = 0
+    sample: int = 0
+    token: int = -1
+    logprob: float = math.nan
+    n_logprobs: int = 0
+    first_logprob: int = 0
+    finish_reason: int = 0
+    reserved: int = 0
+    index: int = 0  # type: ignore[assignment]  # the header's name; nobody looks for a value's place in an event
+    time_ns: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    queued_ns: int = 0
+    started_ns: int = 0
+    first_token_ns: int = 0
+
+
 EVENT_STRUCT = struct.Struct("<QQiiifIIiiqqqqqqqq")  # 112 bytes, no padding
 LOGPROB_STRUCT = struct.Struct("<if")  # qwen3_logprob: token, logprob
 
@@ -66,6 +63,10 @@ class EventBatch(NamedTuple):
 
     events: list[Event]
     logprobs: list[tuple[int, float]]  # token, logprob
+
+    def top(self, event: Event) -> list[tuple[int, float]]:
+        """The alternatives of one of the events."""
+        return self.logprobs[event.first_logprob : event.first_logprob + event.n_logprobs]
 
 
 @dataclass(frozen=True)

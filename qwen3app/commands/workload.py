@@ -77,9 +77,9 @@ def until_ended(engine: Engine, n_samples: int) -> Iterator[Event]:
         elif time.monotonic() - silent_since > _SILENCE_S:
             raise EngineError(Status.TIMEOUT, f"The engine made no token for {_SILENCE_S:.0f} seconds.")
         for event in events:
-            if event[2] == EventKind.FINISHED:
+            if event.kind == EventKind.FINISHED:
                 n_samples -= 1
-                if event[8] == FinishCode.ERROR:
+                if event.finish_reason == FinishCode.ERROR:
                     raise EngineError(Status.DEVICE_ERROR, "A request ended with an error; the engine's log says why.")
             yield event
 
@@ -100,17 +100,17 @@ def _run(engine: Engine, prompts: list[list[int]], max_tokens: int, enough: int)
     times = _Times(0, [[] for _ in prompts])
     n_short = len(prompts)
     for event in until_ended(engine, len(prompts)):
-        request, kind = event[0], event[2]
+        request, kind = event.request, event.kind
         if kind == EventKind.TOKEN:
             tokens = times.tokens[places[request]]
-            tokens.append(event[11])
+            tokens.append(event.time_ns)
             if len(tokens) == enough:
                 n_short -= 1
                 if n_short == 0:
                     for alive in places:
                         engine.cancel(alive)
         elif kind == EventKind.FINISHED:
-            times.submitted_ns = min(times.submitted_ns or event[15], event[15])
+            times.submitted_ns = min(times.submitted_ns or event.queued_ns, event.queued_ns)
     if engine.stats().preemptions > before:
         raise EngineError(
             Status.OUT_OF_MEMORY, "The sequences did not fit the KV pool together; measure fewer at once."

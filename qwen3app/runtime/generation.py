@@ -131,12 +131,12 @@ class _Choice:
     def end_reason(self, event: Event) -> str:
         """What a FINISHED event means: a constraint may be why the sample was cancelled."""
         constrained = self.constrained
-        if event[8] == FinishCode.CANCELLED and constrained is not None:
+        if event.finish_reason == FinishCode.CANCELLED and constrained is not None:
             if constrained.error is not None:
                 return "error"
             if constrained.ended:
                 return "stop"
-        return _REASONS.get(FinishCode(event[8]), "error")
+        return _REASONS.get(FinishCode(event.finish_reason), "error")
 
 
 class Generation:
@@ -253,7 +253,7 @@ class Generation:
         for first in range(0, self.n_choices, self.params.n):
             choice = self._choices[first]
             event = choice.cut_event if choice.n_earlier else choice.finish_event
-            cached += event[13] if event is not None else 0
+            cached += event.n_cached if event is not None else 0
         return Usage(
             prompt_tokens=sum(map(len, self.prompts)),
             completion_tokens=sum(choice.n_tokens for choice in self._choices),
@@ -270,13 +270,13 @@ class Generation:
     def timings_of(choices: Sequence[_Choice]) -> Timings:
         """As `timings`, of some choices."""
         ends = [(choice.cut_event, choice.finish_event) for choice in choices]
-        events = [event for both in ends for event in both if event is not None and event[15]]
+        events = [event for both in ends for event in both if event is not None and event.queued_ns]
         if not events:
             return Timings()
-        queued = min(event[15] for event in events)
-        started = min((event[16] for event in events if event[16]), default=0)
-        first = min((event[17] for event in events if event[17]), default=0)
-        last = max(event[11] for event in events)
+        queued = min(event.queued_ns for event in events)
+        started = min((event.started_ns for event in events if event.started_ns), default=0)
+        first = min((event.first_token_ns for event in events if event.first_token_ns), default=0)
+        last = max(event.time_ns for event in events)
         return Timings(
             queue=(started - queued) * 1e-9 if started else None,
             prefill=(first - started) * 1e-9 if first and started else None,
@@ -321,7 +321,7 @@ class Generation:
             waiter.set_result(None)
 
     def _post_prompt_token(self, choice: _Choice, event: Event, top: Sequence[tuple[int, float]]) -> None:
-        self._prompt_logprobs[choice.index // self.params.n].append(TokenInfo(event[4], event[5], top))
+        self._prompt_logprobs[choice.index // self.params.n].append(TokenInfo(event.token, event.logprob, top))
 
     def _post_finished(self, choice: _Choice, event: Event) -> bool:
         """Notes a FINISHED event (the caller has put it into `pending` too). True: it was the last of all choices."""
@@ -375,20 +375,20 @@ class Generation:
         finish_reason: str | None = None
         matched: str | int | None = None
         for event in pending:
-            if event[2] == _TOKEN:
-                now = event[11]
+            if event.kind == _TOKEN:
+                now = event.time_ns
                 if now:  # 0: closing words, which took no time
                     if choice.last_ns:
                         self._inter_token.observe((now - choice.last_ns) * 1e-9)
                     choice.last_ns = now
                 choice.n_tokens += 1
-                token = event[4]
+                token = event.token
                 if token in stop_ids:
                     if token in self.params.stop_token_ids:
                         matched = token
                     continue
                 if infos is not None:
-                    infos.append(TokenInfo(token, event[5], choice.tops.pop((event[0], event[10]), ())))
+                    infos.append(TokenInfo(token, event.logprob, choice.tops.pop((event.request, event.index), ())))
                 if not self._one_by_one:
                     ids.append(token)
                     continue
@@ -402,7 +402,7 @@ class Generation:
                     if choice.finish_event is None:
                         self._cancel(choice.request, choice.sample)
                     break
-            elif event[2] == _FINISHED:
+            elif event.kind == _FINISHED:
                 finish_reason = choice.end_reason(event)
                 if self.error is None and choice.constrained is not None:
                     self.error = choice.constrained.error

@@ -74,17 +74,17 @@ class Masks:
             return
         led = self._led
         for event in events:
-            kind = event[2]
+            kind = event.kind
             if kind == _TOKEN:
-                if led and (sample := led.get((event[0], event[3]))) is not None:
-                    sample.constraint.push(event[4])
+                if led and (sample := led.get((event.request, event.sample))) is not None:
+                    sample.constraint.push(event.token)
                     if sample.constraint.phase is Phase.ANSWER:
-                        del led[event[0], event[3]]
-                    self._give(sample, event[10] + 1)
+                        del led[event.request, event.sample]
+                    self._give(sample, event.index + 1)
             elif kind == _FINISHED:
-                led.pop((event[0], event[3]), None)
-                ended = self._samples.pop((event[0], event[3]), None)
-                if ended is not None and event[8] == FinishCode.MATCHER:
+                led.pop((event.request, event.sample), None)
+                ended = self._samples.pop((event.request, event.sample), None)
+                if ended is not None and event.finish_reason == FinishCode.MATCHER:
                     ended.error = _too_complex(ended.constraint.constraint.param)
 
     def close(self) -> None:

@@ -116,10 +116,10 @@ class Observations:
         for choice in choices:
             event = choice.finish_event
             assert event is not None
-            n_generated = choice.n_earlier + event[14]
-            first = choice.cut_event[17] if choice.cut_event is not None else event[17]
-            if n_generated > 1 and 0 < first < event[11]:
-                self.time_per_output_token.observe((event[11] - first) * 1e-9 / (n_generated - 1))
+            n_generated = choice.n_earlier + event.n_generated
+            first = choice.cut_event.first_token_ns if choice.cut_event is not None else event.first_token_ns
+            if n_generated > 1 and 0 < first < event.time_ns:
+                self.time_per_output_token.observe((event.time_ns - first) * 1e-9 / (n_generated - 1))
             # A stop string is seen by the reader, when the engine may be some tokens further.
             n_answered = n_generated if choice.finish_reason is None else choice.n_tokens
             longest = max(longest, n_answered)

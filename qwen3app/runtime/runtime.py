@@ -14,7 +14,6 @@ submits on that thread too, so that an event can never arrive before its choice 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -275,24 +274,24 @@ class Runtime:
         routes = self._routes
         failed = False
         for event in batch.events:
-            key = event[0] << _SAMPLE_BITS | event[3]
+            key = event.request << _SAMPLE_BITS | event.sample
             route = routes.get(key)
             if route is None:
                 continue  # a request that was taken back while it was being submitted
             generation, choice = route
-            kind = event[2]
+            kind = event.kind
             if kind == _TOKEN:
-                if event[0] != choice.request:
+                if event.request != choice.request:
                     continue  # what the engine said behind a closed thought
-                if event[6]:
-                    choice.tops[event[0], event[10]] = batch.logprobs[event[7] : event[7] + event[6]]
+                if event.n_logprobs:
+                    choice.tops[event.request, event.index] = batch.top(event)
             elif kind == _PROMPT_TOKEN:
-                generation._post_prompt_token(choice, event, batch.logprobs[event[7] : event[7] + event[6]])
+                generation._post_prompt_token(choice, event, batch.top(event))
                 continue
             else:
                 del routes[key]
-                failed = failed or event[8] == FinishCode.ERROR
-                if event[0] != choice.request:
+                failed = failed or event.finish_reason == FinishCode.ERROR
+                if event.request != choice.request:
                     if generation._post_cut(choice, event):
                         self._ended(generation)
                     continue
@@ -301,7 +300,7 @@ class Runtime:
             if not choice.pending:
                 generation._ready.append(choice)
             choice.pending.append(event)
-            if kind == _TOKEN and choice.budget is not None and event[4] not in generation._stop_ids:
+            if kind == _TOKEN and choice.budget is not None and event.token not in generation._stop_ids:
                 self._count_thought(generation, choice, event)
             waiter = generation._waiter
             if waiter is not None and not waiter.done():
@@ -318,7 +317,7 @@ class Runtime:
         closing words and one token of answer the thought goes on to its limit instead."""
         budget = choice.budget
         assert budget is not None
-        if not budget.push(event[4]):
+        if not budget.push(event.token):
             if budget.settled:
                 choice.budget = None
             return
@@ -334,7 +333,7 @@ class Runtime:
         self._cancel(choice.request, choice.sample)
         generation._n_open += 1  # the sample's FINISHED is still to come
         for token in closing:
-            choice.pending.append((*event[:4], token, 0.0, 0, *event[7:10], -1, 0, *event[12:]))
+            choice.pending.append(event._replace(token=token, logprob=0.0, n_logprobs=0, index=-1, time_ns=0))
         choice.request, choice.n_earlier = 0, n_earlier
         self._continue(generation, choice, [*prompt, *budget.ids, *closing])
 
@@ -364,8 +363,13 @@ class Runtime:
 
     def _end(self, generation: Generation, choice: _Choice, reason: FinishCode) -> None:
         """Ends a choice that the engine does not hold. Its event has no times but the one when it is handed over."""
-        head = (choice.request, 0, _FINISHED, choice.sample, -1, math.nan, 0, 0, int(reason))
-        event: Event = (*head, 0, 0, time.monotonic_ns(), 0, 0, 0, 0, 0, 0)
+        event = Event(
+            request=choice.request,
+            kind=_FINISHED,
+            sample=choice.sample,
+            finish_reason=reason,
+            time_ns=time.monotonic_ns(),
+        )
         self._routes[choice.request << _SAMPLE_BITS | choice.sample] = generation, choice
         self._deliver(EventBatch([event], []))
 

@@ -31,11 +31,11 @@ def run(engine: Engine, requests: list[EngineRequest]) -> Answers:
             engine.set_mask(number, 0, 0, mask)
     answers: Answers = [[] for _ in requests]
     for event in until_ended(engine, len(requests)):
-        if event[2] == EventKind.TOKEN:
-            i = numbers[event[0]]
-            answers[i].append((event[4], event[5] if requests[i].logprobs else 0.0))
+        if event.kind == EventKind.TOKEN:
+            i = numbers[event.request]
+            answers[i].append((event.token, event.logprob if requests[i].logprobs else 0.0))
             if requests[i].constrained and len(answers[i]) < requests[i].max_tokens:
-                engine.set_mask(event[0], 0, len(answers[i]), mask)
+                engine.set_mask(event.request, 0, len(answers[i]), mask)
     return answers
 
 

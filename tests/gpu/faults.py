@@ -91,15 +91,15 @@ def check_fault(model: str, library: Path) -> None:
     ]
     n_tokens = 0
     while n_tokens < 200:
-        n_tokens += sum(event[2] == EventKind.TOKEN for event in engine.poll(10_000).events)
+        n_tokens += sum(event.kind == EventKind.TOKEN for event in engine.poll(10_000).events)
     thread = threading.Thread(target=ctypes.CDLL(str(library)).fault_now)
     began = time.monotonic()
     thread.start()
     ends: dict[int, int] = {}
     while len(ends) < len(ids) and time.monotonic() < began + 20:
         for event in engine.poll(1000).events:
-            if event[2] == EventKind.FINISHED:
-                ends[event[0]] = event[8]
+            if event.kind == EventKind.FINISHED:
+                ends[event.request] = event.finish_reason
     thread.join()
     seconds = time.monotonic() - began
     report(

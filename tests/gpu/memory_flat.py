@@ -91,10 +91,10 @@ def play(engine: Engine, rng: random.Random, vocab: int, n_requests: int) -> int
                 engine.cancel(number)
         for event in engine.poll(60_000).events:
             n_events += 1
-            if event[2] == EventKind.FINISHED:
-                alive[event[0]] -= 1
-                if not alive[event[0]]:
-                    del alive[event[0]]
+            if event.kind == EventKind.FINISHED:
+                alive[event.request] -= 1
+                if not alive[event.request]:
+                    del alive[event.request]
     return n_events
 
 

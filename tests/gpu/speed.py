@@ -100,10 +100,10 @@ def play(engine: Engine, row: Row, vocab: int) -> float:
         engine.submit(request)
     n_tokens, all_first, last = 0, started, started
     for event in until_ended(engine, len(requests)):
-        if event[2] == EventKind.TOKEN:
+        if event.kind == EventKind.TOKEN:
             n_tokens += 1
-            last = event[11] * 1e-9
-            if event[10] == 0:
+            last = event.time_ns * 1e-9
+            if event.index == 0:
                 all_first = last
     if row.kind == "decode":  # steps in which every request decodes
         return (last - all_first) / (row.n_output - 1) * 1e3

@@ -160,10 +160,10 @@ class FakeEngine:
                 logprobs: list[tuple[int, float]] = []
                 while self._due and self._due[0][0] <= now and len(events) < 4096:
                     event, tops = heapq.heappop(self._due)[2:]
-                    events.append((*event[:6], len(tops), len(logprobs), *event[8:]))  # type: ignore[arg-type]
+                    events.append(event._replace(n_logprobs=len(tops), first_logprob=len(logprobs)))
                     logprobs += tops
-                    if event[2] == EventKind.FINISHED:
-                        self.open_samples.discard((event[0], event[3]))
+                    if event.kind == EventKind.FINISHED:
+                        self.open_samples.discard((event.request, event.sample))
                 if events:
                     if self._event_fd >= 0:
                         with contextlib.suppress(BlockingIOError):
@@ -258,22 +258,31 @@ class FakeEngine:
         now = int(due * 1e9)
         self._first.setdefault((identity, sample), now)
         logprob = -0.5 if request.logprobs or request.top_logprobs else math.nan
-        event = (identity, request.tag, 1, sample, token, logprob, 0, 0, 0, 0, index, now, 0, 0, 0, 0, 0, 0)
+        event = Event(identity, request.tag, EventKind.TOKEN, sample, token, logprob, index=index, time_ns=now)
         self._push(due, event, self._tops(request, token))
 
     def _prompt_logprobs(self, identity: int, request: EngineRequest, now: float) -> None:
         for index, token in enumerate(request.prompt):
             logprob = -1.5 if index else math.nan
             stamp = int(now * 1e9)
-            event = (identity, request.tag, 2, 0, token, logprob, 0, 0, 0, 0, index, stamp, 0, 0, 0, 0, 0, 0)
+            event = Event(identity, request.tag, EventKind.PROMPT_TOKEN, 0, token, logprob, index=index, time_ns=stamp)
             self._push(now, event, self._tops(request, token) if index else [])
 
     def _finish(self, identity: int, sample: int, reason: FinishCode, due: float) -> None:
         request = self.requests[identity]
         now = int(due * 1e9)
-        first = self._first.get((identity, sample), 0)
-        counts = (len(request.prompt), 3, self._counts[identity, sample])
-        queued = self._queued[identity]
-        times = (queued, queued, first)
-        event = (identity, request.tag, 3, sample, -1, math.nan, 0, 0, int(reason), 0, 0, now, *counts, *times)
+        event = Event(
+            identity,
+            request.tag,
+            EventKind.FINISHED,
+            sample,
+            finish_reason=reason,
+            time_ns=now,
+            n_prompt=len(request.prompt),
+            n_cached=3,
+            n_generated=self._counts[identity, sample],
+            queued_ns=self._queued[identity],
+            started_ns=self._queued[identity],
+            first_token_ns=self._first.get((identity, sample), 0),
+        )
         self._push(due, event, [])

@@ -55,14 +55,14 @@ async def read(generation: Generation) -> list[ChoiceDelta]:
 def deliver(generation: Generation, events: Sequence[Event], logprobs: Sequence[tuple[int, float]]) -> None:
     """Gives a generation events as the runtime does, for tests that decide how they come; `_collect` has the deltas."""
     for event in events:
-        choice = generation._choices[event[3]]
-        top = logprobs[event[7] : event[7] + event[6]]
-        if event[2] == EventKind.PROMPT_TOKEN:
+        choice = generation._choices[event.sample]
+        top = logprobs[event.first_logprob : event.first_logprob + event.n_logprobs]
+        if event.kind == EventKind.PROMPT_TOKEN:
             generation._post_prompt_token(choice, event, top)
             continue
         if top:
-            choice.tops[event[0], event[10]] = top
-        if event[2] == EventKind.FINISHED:
+            choice.tops[event.request, event.index] = top
+        if event.kind == EventKind.FINISHED:
             generation._post_finished(choice, event)
         if not choice.pending:
             generation._ready.append(choice)

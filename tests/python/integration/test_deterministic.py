@@ -43,13 +43,13 @@ def run(engine: Engine, requests: list[EngineRequest]) -> list[list[Sample]]:
         batch = engine.poll(60_000)
         assert batch.events, "the engine makes no progress"
         for event in batch.events:
-            sample = out[ids[event[0]]][event[3]]
-            if event[2] == EventKind.TOKEN:
-                sample.tokens.append(event[4])
-                sample.logprobs.append(event[5])
-                sample.top.append(batch.logprobs[event[7] : event[7] + event[6]])
-            elif event[2] == EventKind.FINISHED:
-                sample.finish, sample.n_cached = event[8], event[13]
+            sample = out[ids[event.request]][event.sample]
+            if event.kind == EventKind.TOKEN:
+                sample.tokens.append(event.token)
+                sample.logprobs.append(event.logprob)
+                sample.top.append(batch.top(event))
+            elif event.kind == EventKind.FINISHED:
+                sample.finish, sample.n_cached = event.finish_reason, event.n_cached
                 left -= 1
     return out
 
@@ -214,7 +214,7 @@ def test_logprobs_of_requests_equal_scored_ones(tiny_model_dir: Path, alone: dic
             engine.submit(EngineRequest(prompt=text, max_tokens=0, prompt_logprobs=True))
             found: list[float] = []
             while len(found) <= len(text):
-                found += [event[5] for event in engine.poll(10_000).events]
+                found += [event.logprob for event in engine.poll(10_000).events]
             assert found[1 : len(text)] == scored[1:]
 
 
@@ -279,9 +279,9 @@ def test_cancelled_neighbours_leave_no_trace(tiny_model_dir: Path) -> None:
             left = set(victims)
             while left:
                 for event in engine.poll(10_000).events:
-                    if event[2] == EventKind.FINISHED:
-                        assert event[8] == FinishCode.CANCELLED
-                        left.remove(event[0])
+                    if event.kind == EventKind.FINISHED:
+                        assert event.finish_reason == FinishCode.CANCELLED
+                        left.remove(event.request)
             check(run(engine, subjects()), expected, "after cancelled requests")
         idle_books(engine)
 

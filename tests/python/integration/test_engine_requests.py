@@ -43,10 +43,10 @@ def collect(engine: Engine, ids: list[int]) -> dict[int, list[int]]:
         events = engine.poll(60_000).events
         assert events, "the engine makes no progress"
         for event in events:
-            if event[2] == EventKind.TOKEN:
-                tokens[event[0]].append(event[4])
-            elif event[2] == EventKind.FINISHED:
-                left.remove(event[0])
+            if event.kind == EventKind.TOKEN:
+                tokens[event.request].append(event.token)
+            elif event.kind == EventKind.FINISHED:
+                left.remove(event.request)
     return tokens
 
 
@@ -85,11 +85,11 @@ def test_500_requests_with_random_cancels(tiny_model_dir: Path) -> None:
         finish: dict[int, int] = {}
         while any(thread.is_alive() for thread in threads) or len(finish) < len(asked):
             for event in engine.poll(1_000).events:
-                assert event[0] not in finish, "an event after the end"
-                if event[2] == EventKind.TOKEN:
-                    tokens.setdefault(event[0], []).append(event[4])
+                assert event.request not in finish, "an event after the end"
+                if event.kind == EventKind.TOKEN:
+                    tokens.setdefault(event.request, []).append(event.token)
                 else:
-                    finish[event[0]] = event[8]
+                    finish[event.request] = event.finish_reason
         for thread in threads:
             thread.join()
 
@@ -158,7 +158,7 @@ def test_masks(engine: Engine) -> None:
         assert caught.value.status == Status.INVALID_ARGUMENT
         engine.set_mask(id, 0, index, mask.tobytes())
         event, *rest = engine.poll(10_000).events
-        assert (event[1], event[4], event[10]) == (5, (2 + index) * 32 + 7, index)
+        assert (event.tag, event.token, event.index) == (5, (2 + index) * 32 + 7, index)
     (end,) = rest or engine.poll(10_000).events
     assert end[8] == FinishCode.LENGTH
     with pytest.raises(EngineError) as caught:
@@ -175,16 +175,16 @@ def test_prompt_logprobs_come_in_order_before_the_answer(engine: Engine) -> None
     while len(seen) < 73:
         batch = engine.poll(10_000)
         for event in batch.events:
-            assert event[0] == id
-            seen.append((event, batch.logprobs[event[7] : event[7] + event[6]]))
-    kinds = [event[2] for event, _ in seen]
+            assert event.request == id
+            seen.append((event, batch.top(event)))
+    kinds = [event.kind for event, _ in seen]
     assert kinds == [EventKind.PROMPT_TOKEN] * 70 + [EventKind.TOKEN] * 2 + [EventKind.FINISHED]
-    assert [event[4] for event, _ in seen[:70]] == text
+    assert [event.token for event, _ in seen[:70]] == text
     assert math.isnan(seen[0][0][5]) and seen[0][1] == []
     for event, top in seen[1:72]:
-        assert event[5] <= 0 and len(top) == 4
+        assert event.logprob <= 0 and len(top) == 4
         assert [value for _, value in top] == sorted((value for _, value in top), reverse=True)
-        assert event[5] <= top[0][1]
+        assert event.logprob <= top[0][1]
 
 
 def test_close_with_live_requests_and_a_blocked_poller(tiny_model_dir: Path) -> None:

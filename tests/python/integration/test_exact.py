@@ -86,9 +86,9 @@ def greedy(engine: Engine, prompt: list[int], n: int) -> list[int]:
     output: list[int] = []
     while True:
         for event in engine.poll(10_000).events:
-            if event[2] == EventKind.TOKEN:
-                output.append(event[4])
-            if event[2] == EventKind.FINISHED:
+            if event.kind == EventKind.TOKEN:
+                output.append(event.token)
+            if event.kind == EventKind.FINISHED:
                 return output
 
 

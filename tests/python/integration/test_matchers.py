@@ -65,10 +65,10 @@ def by_matcher(engine: Engine, matcher: Matcher, requests: list[EngineRequest]) 
         batch = engine.poll(60_000)
         assert batch.events, "the engine makes no progress"
         for event in batch.events:
-            if event[2] == EventKind.TOKEN:
-                said[event[0]].append(event[4])
+            if event.kind == EventKind.TOKEN:
+                said[event.request].append(event.token)
             else:
-                ends[event[0]] = (event[8], event[4])
+                ends[event.request] = (event.finish_reason, event.token)
     return [(said[i], *ends[i]) for i in ids]
 
 
@@ -86,11 +86,11 @@ def by_masks(engine: Engine, matcher: Matcher, request: EngineRequest) -> Said:
         batch = engine.poll(60_000)
         assert batch.events, "the engine makes no progress"
         for event in batch.events:
-            if event[2] == EventKind.FINISHED:
-                return said, event[8], event[4]
-            said.append(event[4])
-            if event[4] not in engine.info().eos_ids:
-                assert matcher.consume(event[4])
+            if event.kind == EventKind.FINISHED:
+                return said, event.finish_reason, event.token
+            said.append(event.token)
+            if event.token not in engine.info().eos_ids:
+                assert matcher.consume(event.token)
                 mask = matcher.mask()
 
 
@@ -129,7 +129,7 @@ def test_a_refused_matcher_stays_usable_and_a_taken_one_is_gone(engine: Engine, 
     with pytest.raises(EngineError, match="has a matcher"):
         engine.set_matcher(id, 0, 0, matcher)
     assert engine.cancel(id)
-    while not any(event[2] == EventKind.FINISHED for event in engine.poll(60_000).events):
+    while not any(event.kind == EventKind.FINISHED for event in engine.poll(60_000).events):
         pass
     assert matcher.mask()
 

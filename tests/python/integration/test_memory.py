@@ -27,8 +27,8 @@ engine.submit(EngineRequest(prompt=list(range(1000, 1600)), max_tokens=8, temper
 tokens = finished = 0
 while not finished:
     for event in engine.poll(60_000).events:
-        tokens += event[2] == 1
-        finished += event[2] == 3
+        tokens += event.kind == 1
+        finished += event.kind == 3
 engine.close()
 print(tokens)
 with open("/proc/self/status") as status:

@@ -40,13 +40,13 @@ def run(engine: Engine, request: EngineRequest) -> tuple[list[Event], list[list[
     events: list[Event] = []
     tops: list[list[tuple[int, float]]] = []
     deadline = time.monotonic() + PATIENCE
-    while sum(event[2] == EventKind.FINISHED for event in events) < request.n:
+    while sum(event.kind == EventKind.FINISHED for event in events) < request.n:
         assert time.monotonic() < deadline
         batch = engine.poll(200)
         for event in batch.events:
-            if event[0] == identity:
+            if event.request == identity:
                 events.append(event)
-                tops.append(batch.logprobs[event[7] : event[7] + event[6]])
+                tops.append(batch.top(event))
     return events, tops
 
 
@@ -102,9 +102,9 @@ def test_info_and_stats(engine: Engine) -> None:
 
 def test_submit_and_poll(engine: Engine) -> None:
     events, _ = run(engine, EngineRequest([5, 6, 7], max_tokens=6, temperature=0, ignore_eos=True, tag=99))
-    tokens = [event for event in events if event[2] == EventKind.TOKEN]
-    assert [event[10] for event in tokens] == list(range(6))
-    assert all(event[1] == 99 and math.isnan(event[5]) for event in tokens)
+    tokens = [event for event in events if event.kind == EventKind.TOKEN]
+    assert [event.index for event in tokens] == list(range(6))
+    assert all(event.tag == 99 and math.isnan(event.logprob) for event in tokens)
     last = events[-1]
     assert (last[8], last[12], last[14]) == (FinishCode.LENGTH, 3, 6)
     assert last[15] <= last[16] <= last[17] <= last[11]
@@ -115,10 +115,10 @@ def test_samples_logprobs_stops_and_bias(engine: Engine) -> None:
         [5, 6], max_tokens=4, n=2, top_logprobs=3, prompt_logprobs=True, logit_bias=[(70, 1e9)], cache_salt="tenant"
     )
     events, tops = run(engine, forced)
-    prompt = [event for event in events if event[2] == EventKind.PROMPT_TOKEN]
-    assert [event[4] for event in prompt] == [5, 6] and math.isnan(prompt[0][5]) and prompt[1][5] < 0
-    tokens = [(event, top) for event, top in zip(events, tops, strict=True) if event[2] == EventKind.TOKEN]
-    assert {event[3] for event, _ in tokens} == {0, 1} and all(event[4] == 70 for event, _ in tokens)
+    prompt = [event for event in events if event.kind == EventKind.PROMPT_TOKEN]
+    assert [event.token for event in prompt] == [5, 6] and math.isnan(prompt[0][5]) and prompt[1][5] < 0
+    tokens = [(event, top) for event, top in zip(events, tops, strict=True) if event.kind == EventKind.TOKEN]
+    assert {event.sample for event, _ in tokens} == {0, 1} and all(event.token == 70 for event, _ in tokens)
     assert all(len(top) == 3 and top[0][1] >= top[1][1] >= top[2][1] for _, top in tokens)
     stopped, _ = run(engine, EngineRequest([5], max_tokens=9, logit_bias=[(70, 1e9)], stop_ids=[70]))
     assert stopped[-1][8] == FinishCode.STOP and stopped[-1][14] == 1
@@ -130,7 +130,7 @@ def test_cancel(engine: Engine) -> None:
     reasons = []
     deadline = time.monotonic() + PATIENCE
     while not reasons and time.monotonic() < deadline:
-        reasons = [event[8] for event in engine.poll(100).events if event[2] == EventKind.FINISHED]
+        reasons = [event.finish_reason for event in engine.poll(100).events if event.kind == EventKind.FINISHED]
     assert reasons == [FinishCode.CANCELLED]
     assert engine.cancel(identity) is False and engine.cancel(1 << 40) is False
 
@@ -159,7 +159,7 @@ def test_the_descriptor_says_when_to_poll(engine: Engine) -> None:
         assert readable
         events = engine.poll(0).events
         assert events
-        n_tokens += sum(event[2] == EventKind.TOKEN for event in events)
+        n_tokens += sum(event.kind == EventKind.TOKEN for event in events)
         if events[-1][2] == EventKind.FINISHED:
             break
     assert n_tokens == 3
@@ -179,7 +179,7 @@ def test_polling_releases_pythons_lock(engine: Engine) -> None:
     assert turns == 1000  # and not 0, after all the time that the poller waits
     engine.submit(EngineRequest([5], max_tokens=1))
     poller.join()
-    while not any(event[2] == EventKind.FINISHED for batch in got for event in batch.events):
+    while not any(event.kind == EventKind.FINISHED for batch in got for event in batch.events):
         got.append(engine.poll(200))
 
 
@@ -194,11 +194,11 @@ def test_masks(engine: Engine) -> None:
     while time.monotonic() < deadline:
         batch = engine.poll(100)
         for event in batch.events:
-            if event[2] == EventKind.TOKEN:
-                tokens.append(event[4])
+            if event.kind == EventKind.TOKEN:
+                tokens.append(event.token)
                 if len(tokens) < 3:
                     engine.set_mask(identity, 0, len(tokens), bytes(mask))
-        if any(event[2] == EventKind.FINISHED for event in batch.events):
+        if any(event.kind == EventKind.FINISHED for event in batch.events):
             break
     assert tokens == [70, 70, 70]
     with pytest.raises(EngineError):

@@ -14,7 +14,6 @@ from qwen3app.abi import engine as engine_module
 from qwen3app.abi import header as header_module
 from qwen3app.abi.header import LibraryFiles, declarations, find_library, integer_macros
 from qwen3app.abi.types import (
-    EVENT_FIELDS,
     EVENT_STRUCT,
     LOGPROB_STRUCT,
     MAX_TOP_LOGPROBS,
@@ -23,6 +22,7 @@ from qwen3app.abi.types import (
     EnginePeaks,
     EngineRequest,
     EngineStats,
+    Event,
     EventKind,
     FinishCode,
     OpTime,
@@ -60,12 +60,12 @@ def fields_of(ffi: Any, name: str) -> list[str]:
 
 
 def test_event_tuples_are_laid_out_as_the_struct(ffi: Any) -> None:
-    assert tuple(fields_of(ffi, "qwen3_event")) == EVENT_FIELDS
+    assert tuple(fields_of(ffi, "qwen3_event")) == Event._fields
     assert ffi.sizeof("qwen3_event") == EVENT_STRUCT.size == 112
     assert ffi.sizeof("qwen3_logprob") == LOGPROB_STRUCT.size
     native = ffi.new("qwen3_event *")
-    values = [7 + i for i in range(len(EVENT_FIELDS))]
-    for name, value in zip(EVENT_FIELDS, values, strict=True):
+    values = [7 + i for i in range(len(Event._fields))]
+    for name, value in zip(Event._fields, values, strict=True):
         setattr(native, name, value)
     assert EVENT_STRUCT.unpack(bytes(ffi.buffer(native))) == tuple(values)
 

@@ -15,6 +15,7 @@ from patience import PATIENCE, until, wait_until
 from serving import TextParts, load_text
 
 from qwen3app.abi.matchers import Matcher
+from qwen3app.abi.types import Event
 from qwen3app.errors import AppError, EngineError, RequestError, Status
 from qwen3app.runtime import constraints as module
 from qwen3app.runtime.constraints import Constraint, Constraints, GrammarTokens, Phase, SampleConstraint
@@ -459,8 +460,8 @@ class MaskEngine:
         return True
 
 
-def event(kind: int, request: int, sample: int, token: int = -1, index: int = 0, reason: int = 0) -> Any:
-    return (request, 0, kind, sample, token, 0.0, 0, 0, reason, 0, index, 0, 0, 0, 0, 0, 0, 0)
+def event(kind: int, request: int, sample: int, token: int = -1, index: int = 0, reason: int = 0) -> Event:
+    return Event(request, kind=kind, sample=sample, token=token, index=index, finish_reason=reason)
 
 
 @pytest.mark.parametrize("light", [True, False])

@@ -119,7 +119,7 @@ class Case:
         """The chunks of a stream whose events come in batches. mixed: the samples' events mingle."""
         events = self.events.events
         if mixed is not None:
-            queues = [[event for event in events if event[3] == sample] for sample in range(self.params.n)]
+            queues = [[event for event in events if event.sample == sample] for sample in range(self.params.n)]
             order = [sample for sample, queue in enumerate(queues) for _ in queue]
             mixed.shuffle(order)
             events = [queues[sample].pop(0) for sample in order]
