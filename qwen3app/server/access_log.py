@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from qwen3app.runtime import Generation
 
 RECORD_KEY = "qwen3.record"
+_MAX_ERROR = 300  # characters of a sentence in the log: it may quote the request
 _MAX_REQUEST_ID = 128
 # uvloop's words for a write to a socket that has just been closed, before the protocol has been told.
 _CLOSED_SOCKET = "the handler is closed"
@@ -57,13 +58,14 @@ class Log:
 class Record:
     """What is known of one HTTP request; made by the protocol, handlers set `generation`."""
 
-    __slots__ = ("client_gone", "generation", "refused", "request_id", "started", "status")
+    __slots__ = ("client_gone", "error", "generation", "refused", "request_id", "started", "status")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.started = time.perf_counter()
         self.status = 0
         self.refused: int | None = None  # the status that the protocol answered with, in the app's place
+        self.error: str | None = None  # the sentence that the client got in place of an answer
         self.generation: Generation | None = None
         self.client_gone = False
 
@@ -136,7 +138,7 @@ class AccessLog:
                 "error", "error", request_id=record.request_id, error=repr(error), traceback=traceback.format_exc()
             )
             if record.status == 0:
-                await send_error(error, stamped_send)
+                await send_error(error, record, stamped_send)
         finally:
             self._observations.n_open -= 1
             self._finish(scope, method, record)
@@ -155,6 +157,8 @@ class AccessLog:
             "status": status,
             "seconds": round(seconds, 4),
         }
+        if record.error is not None:
+            fields["error"] = record.error[:_MAX_ERROR]
         generation = record.generation
         if generation is not None:
             usage, timings = generation.usage, generation.timings
@@ -172,9 +176,10 @@ class AccessLog:
         self._log.write("request", "debug" if quiet and _is_probe(scope) else "info", **fields)
 
 
-async def send_error(error: BaseException, send: Send) -> None:
+async def send_error(error: BaseException, record: Record, send: Send) -> None:
     """Answers with the error's reply."""
     reply = describe(error) or internal_error()
+    record.error = reply.message
     headers = [(b"content-type", b"application/json")]
     headers += [(name.lower().encode(), value.encode()) for name, value in reply.headers.items()]
     await send_plain(reply.status, headers, reply.body, send)

@@ -61,6 +61,7 @@ def make_app(state: ServerState, log: Log) -> ASGIApp:
                 traceback="".join(traceback.format_exception(error)),
             )
             reply = internal_error()
+        record_of(request.scope).error = reply.message
         return Response(reply.body, status_code=reply.status, headers=reply.headers, media_type="application/json")
 
     guards = state.settings.guards

@@ -54,7 +54,7 @@ class Gate:
             if not public and path != "/metrics":
                 self._state.ready()
         except ApiError as error:
-            return await send_error(error, send)
+            return await send_error(error, record_of(scope), send)
         if scope["method"] == "POST":
             await self._turns.take()
         timer = _Deadline(record_of(scope), self._timeout) if self._timeout else None

@@ -39,6 +39,7 @@ class ErrorReply:
     """What a client gets."""
 
     status: int
+    message: str  # is in the body too
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -128,7 +129,7 @@ def _reply(
 ) -> ErrorReply:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {"message": message, "type": kind, "param": param, "code": code or _DEFAULT_CODES.get(status)}
-    return ErrorReply(status, msgspec.json.encode({"error": error}), headers or {})
+    return ErrorReply(status, message, msgspec.json.encode({"error": error}), headers or {})
 
 
 def _decode_error(error: msgspec.MsgspecError) -> ErrorReply:

@@ -376,7 +376,7 @@ async def test_one_json_line_per_request(text_parts: TextParts, capfd: pytest.Ca
     engine = FakeEngine(says(text_parts, "one two three"), step=0.002)
     async with serving(make_model(text_parts, engine)) as server:
         await server.chat({}, headers={"x-request-id": "mine"})
-        await server.chat({"temperature": -1}, headers={b"x-request-id": b"bad\xe9id"})
+        refused = await server.chat({"temperature": -1}, headers={b"x-request-id": b"bad\xe9id"})
         await server.client.get("/health")
         for long_id in ("x" * 129, "x" * 128):
             response = await server.client.get("/v1/models", headers={"x-request-id": long_id})
@@ -389,6 +389,7 @@ async def test_one_json_line_per_request(text_parts: TextParts, capfd: pytest.Ca
     assert first["client"] == "127.0.0.1" and first["finish_reason"] == "stop" and first["cached_tokens"] == 3
     assert first["prompt_tokens"] > 0 and first["ttft_seconds"] >= 0 and first["tokens_per_second"] > 0
     assert requests[1]["status"] == 400 and len(requests[1]["request_id"]) == 32
+    assert requests[1]["error"] == refused.json()["error"]["message"] and "error" not in first
     events = [line["event"] for line in lines]
     assert [event for event in events if event in ("listening", "ledger", "ready", "stopped")] == [
         "listening",
