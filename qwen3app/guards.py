@@ -42,9 +42,10 @@ class GuardSettings:
         keys = list(args.api_key or ())
         for path in args.api_key_file or ():
             keys += read_keys(path)
-        if not keys and os.environ.get("QWEN3_API_KEY"):
+        from_environment = os.environ.get("QWEN3_API_KEY")
+        if not keys and from_environment is not None:  # an empty one may be a secret that did not arrive
             try:
-                keys = [api_key(os.environ["QWEN3_API_KEY"])]
+                keys = [api_key(from_environment)]
             except argparse.ArgumentTypeError as error:
                 raise UsageError(f"The key in QWEN3_API_KEY {error}.") from None
         return cls(

@@ -301,6 +301,7 @@ class Life:
         except Exception as error:
             self._error = error
             self.state.failure = str(error) or type(error).__name__
+            self._log.write("failed", "error", message=self.state.failure)
             self._server.should_exit = True
 
     async def _begin(self, model: LoadedModel) -> None:
@@ -374,7 +375,7 @@ class Life:
             while serving.runtime.n_active and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
             if serving.runtime.n_active:
-                self._log.write("draining", "warning", message=f"{serving.runtime.n_active} requests are cut off.")
+                self._log.write("draining", "warning", message=f"Answers cut off: {serving.runtime.n_active}.")
                 serving.runtime.cut_off()
                 await asyncio.sleep(0.1)
         self._server.should_exit = True

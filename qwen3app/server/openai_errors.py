@@ -155,7 +155,7 @@ def _decode_error(error: msgspec.MsgspecError) -> ErrorReply:
 def _routing_error(status: int, error: BaseException) -> ErrorReply:
     headers = dict(getattr(error, "headers", None) or {})
     if status == 404:
-        return _reply(404, "There is no such route; the API is under /v1, see /v1/models.", None, None)
+        return _reply(404, "There is no such route; GET /openapi.json lists those that there are.", None, None)
     if status == 405:
         allowed = headers.get("Allow") or headers.get("allow")
         hint = f"; use {allowed}" if allowed else ""

@@ -178,12 +178,14 @@ async def test_loading(text_parts: TextParts) -> None:
         assert "\nqwen3_up 1.0\n" in loaded and "\nvllm:num_requests_running{" in loaded
 
 
-async def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+async def test_a_model_that_cannot_be_loaded_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:
     loader = FakeLoader(None, ModelError("models/x has no config.json."))
     async with serving(None, loader) as server:
         loader.ready.set()
         with pytest.raises(ModelError, match=r"config\.json"):
             await asyncio.wait_for(asyncio.shield(server.task), PATIENCE)
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["message"] for line in lines if line["event"] == "failed"] == ["models/x has no config.json."]
 
 
 async def test_a_runtime_that_cannot_start_ends_the_server(

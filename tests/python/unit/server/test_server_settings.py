@@ -87,9 +87,10 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("QWEN3_API_KEY", "from-env")
     assert parse().guards.api_keys == ("from-env",)
     assert parse("--api-key", "flag").guards.api_keys == ("flag",)
-    monkeypatch.setenv("QWEN3_API_KEY", "a b\n")
-    with pytest.raises(UsageError, match="QWEN3_API_KEY must be printable"):
-        parse()
+    for wrong in ("a b\n", ""):  # an empty one must not open the server to everybody
+        monkeypatch.setenv("QWEN3_API_KEY", wrong)
+        with pytest.raises(UsageError, match="QWEN3_API_KEY must be printable"):
+            parse()
 
 
 def test_keys_may_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
