@@ -27,7 +27,7 @@ export class Transcript {
     this.cost = 0;
     this.follows = true;
     this.lastTop = 0;
-    this.scroller.addEventListener("scroll", () => this.onScroll(), { passive: true });
+    this.scroller.addEventListener("scroll", () => this.look(), { passive: true });
     this.toEnd.addEventListener("click", () => this.scrollToEnd());
     new ResizeObserver(() => this.keepEnd()).observe(this.scroller);
   }
@@ -99,7 +99,9 @@ export class Transcript {
 
   // ---------------------------------------------------------------------------------------------------------- scrolling
 
-  onScroll() {
+  // The browser tells of several moves with one event, a frame later, so every look at the place compares it with where
+  // the last look or the page itself left it: a move up that came in between is a person's.
+  look() {
     const { scrollTop, scrollHeight, clientHeight } = this.scroller;
     const near = scrollHeight - scrollTop - clientHeight < NEAR_END;
     if (near) this.follows = true;
@@ -109,8 +111,8 @@ export class Transcript {
   }
 
   keepEnd() {
-    if (this.follows) this.scroller.scrollTop = this.scroller.scrollHeight;
-    else this.onScroll();
+    this.look();
+    if (this.follows) this.scrollToEnd();
   }
 
   scrollToEnd() {

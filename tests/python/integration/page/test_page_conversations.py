@@ -227,16 +227,25 @@ def test_the_gauge(fake: FakeServer, open_page: Any) -> None:
     assert sentence == "256 of 256 slots in use, 12 waiting, KV cache 97% full."
 
 
-def test_the_end_stays_in_sight_until_one_scrolls_up(fake: FakeServer, open_page: Any) -> None:
+@pytest.mark.parametrize("in_the_same_frame", [False, True])
+def test_the_end_stays_in_sight_until_one_scrolls_up(fake: FakeServer, open_page: Any, in_the_same_frame: bool) -> None:
     first, second = threading.Event(), threading.Event()
     lines = "".join(f"line {i}\n\n" for i in range(60))
     fake.replies = [[delta(content=lines), first, delta(content=lines), second, *says("The end.")]]
     page = open_page(fake.url)
-    ask(page, "Much.")
     below = "((t) => t.scrollHeight - t.scrollTop - t.clientHeight)(document.getElementById('transcript'))"
-    until(page, f"document.querySelectorAll('.markdown p').length >= 59 && {below} < 5")
-    assert not page.is_visible("#to-end")
-    page.evaluate("document.getElementById('transcript').scrollBy({top: -800, behavior: 'instant'})")
+    up = "document.getElementById('transcript').scrollBy({top: -800, behavior: 'instant'})"
+    if in_the_same_frame:  # the browser then tells of the page's move and the person's with one event
+        page.evaluate(f"""() => new MutationObserver((_, observer) => {{
+            if (document.querySelectorAll('.markdown p').length < 59 || {below} >= 5) return;
+            observer.disconnect();
+            {up};
+        }}).observe(document.getElementById('messages'), {{childList: true, subtree: true}})""")
+    ask(page, "Much.")
+    if not in_the_same_frame:
+        until(page, f"document.querySelectorAll('.markdown p').length >= 59 && {below} < 5")
+        assert not page.is_visible("#to-end")
+        page.evaluate(up)
     page.wait_for_selector("#to-end")
     top = page.evaluate("document.getElementById('transcript').scrollTop")
     first.set()
