@@ -73,7 +73,8 @@ Json parse_json(std::string_view text, const std::string& where) {
   try {
     return Json::parse(text.begin(), text.end(), watch);
   } catch (const nlohmann::json::parse_error& error) {
-    throw Error(Status::kBadModel, where + " is not valid JSON (at byte " + std::to_string(std::min(error.byte, text.size())) + " of " +
+    throw Error(Status::kBadModel, where + " is not valid JSON (at byte " +
+                                       std::to_string(std::min(error.byte, text.size())) + " of " +
                                        std::to_string(text.size()) + "); is the download complete?");
   } catch (const nlohmann::json::exception&) {
     throw Error(Status::kBadModel, where + " is not valid JSON: it has a number out of range");
