@@ -290,7 +290,7 @@ TEST("config: what is not supported is refused in one sentence") {
 }
 
 TEST("config: the file itself may be broken") {
-  CHECK_THROWS_WITH(load(""), Error, "config.json is not valid JSON (at byte 1 of 0)");
+  CHECK_THROWS_WITH(load(""), Error, "config.json is not valid JSON (at byte 0 of 0)");
   CHECK_THROWS_WITH(load("[1, 2]"), Error, "config.json is a list of 2, expected an object");
   CHECK_THROWS_WITH(load(config_text().substr(0, 100)), Error, "is the download complete?");
   CHECK_THROWS_WITH(load(replace(config_text(), R"("vocab_size": 8)", R"("vocab_size": 8, "head_dim": 128)")), Error,
