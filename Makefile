@@ -73,7 +73,7 @@ test-fuzz: build-sanitize ## the file parsers under AddressSanitizer and UBSan, 
 	done; echo "fuzz: $$passed passed, $$failed failed"; [ $$failed -eq 0 ]
 
 .PHONY: test-abi
-test-abi: build $(VENV)/.stamp-test ## the header as C and C++, the C example, exported symbols
+test-abi: build $(VENV)/.stamp-test ## the header as C and C++, hosts in C, Rust, Go and Node, exported symbols
 	@$(PYTHON_BIN) -m pytest tests/abi
 
 .PHONY: test-cuda

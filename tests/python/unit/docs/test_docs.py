@@ -11,6 +11,7 @@ from qwen3app.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[4]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS += sorted((ROOT / "native" / "examples").glob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

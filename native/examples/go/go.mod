@@ -1,0 +1,3 @@
+module qwen3/examples/serve
+
+go 1.19
