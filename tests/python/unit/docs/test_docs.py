@@ -1,4 +1,5 @@
-"""The documents name things that exist: symbols of data_path.md; commands, flags and links of README.md."""
+"""The documents name things that exist: symbols of data_path.md and tour.md; commands, flags and links of README.md.
+And abi.md names all of the C ABI."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ DOCUMENTS += sorted((ROOT / "native" / "examples").glob("*.md"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def stops() -> list[tuple[str, str]]:
-    text = (ROOT / "docs" / "data_path.md").read_text(encoding="utf-8")
+def stops(document: str) -> list[tuple[str, str]]:
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     return re.findall(r"`([\w./]+\.(?:py|cpp|h|cu))::([\w.:]+)`", text)
 
 
@@ -39,15 +40,38 @@ def test_the_kernels_of_the_table_exist() -> None:
         assert (ROOT / "native" / "src" / "backend" / "cuda" / f"{name}.cu").is_file(), f"there is no {name}.cu"
 
 
-def test_the_data_path_is_long_enough_to_be_one() -> None:
-    assert len(stops()) >= 25
+def test_the_data_path_and_the_tour_are_long_enough_to_be_ones() -> None:
+    assert len(stops("data_path.md")) >= 25
+    assert len(stops("tour.md")) >= 18
 
 
-@pytest.mark.parametrize(("file", "symbol"), stops())
-def test_data_path_stop_exists(file: str, symbol: str) -> None:
+@pytest.mark.parametrize(("file", "symbol"), sorted({*stops("data_path.md"), *stops("tour.md")}))
+def test_stop_exists(file: str, symbol: str) -> None:
     path = ROOT / file
-    assert path.is_file(), f"docs/data_path.md names {file}, which does not exist"
+    assert path.is_file(), f"docs/data_path.md or docs/tour.md names {file}, which does not exist"
     assert is_defined(path.read_text(encoding="utf-8"), symbol, path.suffix), f"{file} defines no {symbol}"
+
+
+def test_every_stop_of_the_tour_is_explained() -> None:
+    """A few sentences for each place, so that it stays a tour and becomes neither a list nor a book."""
+    text = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    for part in re.split(r"^`[\w./]+::[\w.:]+`$", text, flags=re.MULTILINE)[1:]:
+        said = part.split("\n## ")[0]
+        n_sentences = len(re.findall(r"[.?:](?=\s)", said))
+        assert 2 <= n_sentences <= 9, said
+
+
+def test_the_guide_of_the_c_abi_names_every_function_status_and_reason() -> None:
+    header = (ROOT / "native" / "include" / "qwen3.h").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "abi.md").read_text(encoding="utf-8")
+    functions = re.findall(r"^QWEN3_API [^;]*?\b(qwen3_\w+)\(", header, flags=re.MULTILINE)
+    assert len(functions) == len(re.findall(r"^QWEN3_API", header, flags=re.MULTILINE))
+    statuses = re.findall(r"^  (QWEN3_\w+) = \d+", header, flags=re.MULTILINE)
+    assert {"QWEN3_OK", "QWEN3_CANCELLED", "QWEN3_FINISH_LENGTH", "QWEN3_EVENT_TOKEN"} <= set(statuses)
+    missing = {name for name in functions + statuses if not re.search(rf"\b{name}\b", guide)}
+    assert missing == set()
+    known = set(functions) | set(re.findall(r"\bqwen3_\w+", header))
+    assert set(re.findall(r"`(qwen3_\w+)", guide)) <= known
 
 
 def test_the_check_of_stops_can_fail() -> None:
