@@ -1,9 +1,10 @@
 """What constraints cost: constrained streams against free ones, and how long nasty constraints stall others.
 
 Runs against a server that is up. Both figures are of the whole way, HTTP included; the load comes from this process, so
-leave it a core of its own. `--rounds` alternates both kinds, since machines change their speed: on a busy one the best
-of many short rounds tells more than the median. With `--pid` of the server a token's processor time is printed too, by
-thread. Gaps beside a nasty constraint are to be read beside those of the first two rows: nothing, and plain requests.
+leave it a core of its own. `--rounds` alternates both kinds, since machines change their speed: the change "by rounds"
+is the median of each round's own (and its quartiles), which such changes touch least. With `--pid` of the server a
+token's processor time is printed too, by thread. Gaps beside a nasty constraint are to be read beside those of the
+first two rows: nothing, and plain requests.
 
   qwen3-8b serve --model models/tiny --port 8000
   python tests/bench/constraint_load.py http://127.0.0.1:8000
@@ -194,6 +195,9 @@ async def main() -> None:
                 a, b = (pick([speed for speed, _ in each]) for each in (free, held))
                 change = f"{100 * (b / a - 1):+.1f}%"
                 print(f"{n:3} streams, {name:6}: free {a:8,.0f} tok/s, constrained {b:8,.0f} tok/s, {change}")
+            changes = [100 * (b / a - 1) for (a, _), (b, _) in zip(free, held, strict=True)]
+            low, middle, high = statistics.quantiles(changes, n=4) if len(changes) > 1 else changes * 3
+            print(f"{n:3} streams, change by rounds: {middle:+.1f}% ({low:+.1f} to {high:+.1f}%)")
             for kind, rounds in (("free", free), ("constrained", held)) if arguments.pid else ():
                 means = {name: statistics.fmean(cpu.get(name, 0) for _, cpu in rounds) for name in rounds[-1][1]}
                 parts = ", ".join(f"{name} {t:.1f}" for name, t in sorted(means.items()) if t >= 0.05)

@@ -104,6 +104,7 @@ void Engine::step(Lock& lock) {
 // On the CPU, steps that run ahead of a host only take the cores from it, and their tokens grow old.
 void Engine::await_host(Lock& lock) {
   lock.unlock();
+  masks_.flush();  // while the host comes, a core is free
   events_.wait_taken(kStepsAhead, kHostPatience);
   lock.lock();
 }

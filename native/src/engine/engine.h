@@ -129,7 +129,7 @@ class Engine {
   void fail(Status status, const std::string& message);
 
   // -- threads of masks_
-  void answer(MaskJob& job, MaskThreads::Turn& turn);
+  void take_answers(MaskThreads::Turn& turn);
 
   // -- with the mutex held
   Sample& alive_sample(Request& request, int32_t index);
@@ -182,8 +182,7 @@ class Engine {
   StepBatch batch_;        // for evaluation
 
   std::thread worker_;
-  MaskThreads masks_{
-      [this](MaskJob& job, MaskThreads::Turn& turn) { answer(job, turn); }};  // last: its threads use all
+  MaskThreads masks_{[this](MaskThreads::Turn& turn) { take_answers(turn); }};  // last: its threads use all
 };
 
 }  // namespace qwen3

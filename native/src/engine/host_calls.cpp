@@ -124,7 +124,7 @@ void Engine::set_mask(uint64_t id, int32_t index, int64_t output_index, std::spa
 void Engine::set_matcher(uint64_t id, int32_t index, int64_t output_index, const qwen3_matcher& calls) {
   const std::lock_guard lock(mutex_);
   Sample& sample = next_mask_owner(id, index, output_index);
-  masks_.start();
+  masks_.start(n_mask_words());
   sample.matcher = std::make_shared<Matcher>(calls);
   masks_.add({sample.matcher, requests_.at(id), &sample});
   masks_.flush();
@@ -159,29 +159,31 @@ Engine::~Engine() {
 
 // ---------------------------------------------------------------------------------------------- the threads of masks
 
-// Asks a matcher for the mask of its sample's next token.
-void Engine::answer(MaskJob& job, MaskThreads::Turn& turn) {
-  std::vector<uint32_t> mask(n_mask_words());
-  const Matcher::Answer answer = job.matcher->next(job.token, mask);
-  bool failed = answer == Matcher::Answer::kFailed;
+// Takes in what matchers said of their samples' next tokens.
+void Engine::take_answers(MaskThreads::Turn& turn) {
+  std::vector<std::string> failures;
   {
     const std::lock_guard lock(mutex_);
-    Sample& sample = *job.sample;
-    if (closing_ || sample.state == SequenceState::kEnded) {
-      failed = false;  // nobody asks any more
-    } else if (answer == Matcher::Answer::kOver && !job.request->may_end(mask, sample.n_output())) {
-      finish(sample, QWEN3_FINISH_STOP);
-      events_.flush();
-    } else if (failed || !adopt_mask(sample, std::move(mask))) {
-      failed = true;
-      finish(sample, QWEN3_FINISH_MATCHER);
-      events_.flush();
+    bool ended = false;
+    bool slow = false;
+    for (MaskJob& job : turn.answered()) {
+      Sample& sample = *job.sample;
+      slow = slow || job.matcher->slow();
+      if (closing_ || sample.state == SequenceState::kEnded) continue;  // nobody asks any more
+      if (job.answer == Matcher::Answer::kOver && !job.request->may_end(job.mask, sample.n_output())) {
+        finish(sample, QWEN3_FINISH_STOP);
+        ended = true;
+      } else if (job.answer == Matcher::Answer::kFailed || !adopt_mask(sample, std::move(job.mask))) {
+        failures.push_back("request " + std::to_string(job.request->id) +
+                           " ends with an error: its matcher failed: " + job.matcher->error());
+        finish(sample, QWEN3_FINISH_MATCHER);
+        ended = true;
+      }
     }
-    if (turn.done() || job.matcher->slow()) wake_.notify_one();
+    if (ended) events_.flush();
+    if (turn.told() || slow) wake_.notify_one();
   }
-  if (failed)
-    log(QWEN3_LOG_WARNING, "request " + std::to_string(job.request->id) +
-                               " ends with an error: its matcher failed: " + job.matcher->error());
+  for (const std::string& line : failures) log(QWEN3_LOG_WARNING, line);
 }
 
 }  // namespace qwen3

@@ -1,9 +1,11 @@
 // The threads on which matchers are asked for masks, beside the worker's step.
 //
 // Owns: the jobs that wait, and which thread may take which. Refuses to know: what a mask is for. A job is quick (some
-// microseconds) unless its matcher is slow. A slow one must not be in the way: slow jobs have a queue and a number of
-// threads of their own, and where a quick job turns out to take long, a watch lets another thread go on with the quick
-// ones. Every function may be called from any thread.
+// microseconds) unless its matcher is slow. A thread takes quick jobs in turns and tells their answers together: the
+// engine's lock is taken once, and its worker woken once. A slow job must not be in the way: slow ones have a queue and
+// a number of threads of their own, and where a quick one turns out to take long, a watch tells what its turn has
+// answered before and lets another thread go on with the quick ones. What is not begun waits in the queues alone, so
+// nothing is ever behind a slow job of its turn. Every function may be called from any thread.
 #pragma once
 
 #include <array>
@@ -14,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -27,33 +30,41 @@ struct MaskJob {
   std::shared_ptr<Request> request;  // keeps the sample; nullptr: the matcher is only let go of
   Sample* sample = nullptr;
   int32_t token = Matcher::kNoToken;  // to take in first
+  // What the matcher said.
+  Matcher::Answer answer = Matcher::Answer::kFailed;
+  std::vector<uint32_t> mask = {};
 };
 
 class MaskThreads {
  public:
-  // A job being done. `done` tells that its result is known, and returns whether no quick job is left.
+  // Jobs that are done, of one thread. `told` says that their answers are known, and returns whether no quick job is
+  // left.
   class Turn {
    public:
-    bool done();
+    std::span<MaskJob> answered() { return answered_; }
+    bool told();
 
    private:
     friend class MaskThreads;
     using Clock = std::chrono::steady_clock;
     MaskThreads* owner_ = nullptr;
-    Clock::time_point begin_;
+    std::vector<MaskJob> answered_;
     enum class Kind { kNone, kQuick, kSlow } kind_ = Kind::kNone;
+    Clock::time_point begin_;
+    bool asks_ = false;  // a matcher, right now
+    Clock::time_point asks_since_;
   };
-  using Work = std::function<void(MaskJob&, Turn&)>;
+  using Tell = std::function<void(Turn&)>;
 
-  // work: does one job and calls turn.done().
-  explicit MaskThreads(Work work) : work_(std::move(work)) {}
+  // tell: makes answers known and calls turn.told().
+  explicit MaskThreads(Tell tell) : tell_(std::move(tell)) {}
   // Waits for the jobs that are being done and drops those that wait.
   ~MaskThreads();
   MaskThreads(const MaskThreads&) = delete;
   MaskThreads& operator=(const MaskThreads&) = delete;
 
-  // Begins the threads, once; before the first job. Throws where the system gives none.
-  void start();
+  // Begins the threads, once; before the first job. Throws where the system gives none. n_words: of a mask.
+  void start(size_t n_words);
   void add(MaskJob job);
   // Wakes threads for the jobs added before. Best called without a lock that their work takes.
   void flush();
@@ -64,8 +75,11 @@ class MaskThreads {
 
   void run(size_t thread);
   bool take(Turn& turn, MaskJob& job);
+  bool goes_on(const Turn& turn) const;
+  void tell(Turn& turn, Lock& lock);
   void release(Turn& turn);
   void watch();
+  size_t take_late(Turn& watch_turn);
   void wake(size_t n, Lock& lock);
 
   struct Sleepers {
@@ -73,14 +87,15 @@ class MaskThreads {
     size_t n = 0;
   };
 
-  const Work work_;
+  const Tell tell_;
+  size_t n_words_ = 0;  // constant after start
   std::mutex mutex_;
   std::array<Sleepers, 2> asleep_;  // those that begin with quick jobs, the others
   std::condition_variable wake_watch_;
   // Guarded by mutex_.
   std::deque<MaskJob> quick_;
   std::deque<MaskJob> slow_;
-  std::vector<Turn> turns_;  // one for each thread
+  std::vector<Turn> turns_;  // one for each thread, the last one the watch's
   size_t most_quick_ = 0;    // jobs done at once
   size_t most_slow_ = 0;
   size_t n_quick_ = 0;  // jobs being done

@@ -1,10 +1,12 @@
 // Matchers: who is asked when, what an answer means, who frees them, and that a slow one holds up its own sample alone.
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -351,4 +353,67 @@ TEST("matchers: preemption, cancels and mixed speeds change no token") {
     h.check_idle();
   }
   CHECK_EQ(n_freed.load(), 40);
+}
+
+// Some answers of a step's samples fail, some take long until the others have come to their end, some samples are
+// cancelled meanwhile: at random, so that what takes long is anywhere among those asked together.
+TEST("matchers: slow, failing and cancelled ones at random change no token of others, and hold up none") {
+  std::mt19937 random(1);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (int round = 0; round < 12; round++) {
+    constexpr int kSamples = 16, kTokens = 12;
+    enum class Fate { kWell, kFails, kTakesLong, kCancelled };
+    std::vector<Fate> fates(kSamples, Fate::kWell);
+    std::fill_n(fates.begin(), 3, Fate::kTakesLong);  // fewer than there are threads
+    std::fill_n(fates.begin() + 3, 3, Fate::kFails);
+    std::fill_n(fates.begin() + 6, 3, Fate::kCancelled);
+    std::shuffle(fates.begin(), fates.end(), random);
+    std::atomic<int> n_freed = 0;
+    Latch latch;
+    {
+      Host h;
+      std::vector<uint64_t> ids;
+      std::vector<int> at;  // the token at which its fate comes
+      for (int i = 0; i < kSamples; i++) {
+        const Fate fate = fates[static_cast<size_t>(i)];
+        at.push_back(1 + below(kTokens - 2));
+        auto pairs = std::make_unique<Pairs>();
+        pairs->n_freed = &n_freed;
+        if (fate == Fate::kFails) pairs->fails_at = at.back();
+        if (fate == Fate::kTakesLong)
+          pairs->on_mask = [&latch, k = at.back()](int n) {
+            if (n == k) latch.wait();
+          };
+        ids.push_back(h.submit(Constrained(text(20 + i), kTokens)));
+        give(h, ids.back(), std::move(pairs));
+      }
+      const auto outcome = [&](int i) -> host::Outcome& { return h.of(ids[static_cast<size_t>(i)]); };
+      for (int i = 0; i < kSamples; i++) {
+        if (fates[static_cast<size_t>(i)] != Fate::kCancelled) continue;
+        h.poll(1);
+        try {
+          h.engine->cancel(ids[static_cast<size_t>(i)], -1);
+        } catch (const Error& error) {
+          CHECK(error.status() == Status::kNotFound);  // it has ended
+        }
+      }
+      h.poll_until([&] {
+        for (int i = 0; i < kSamples; i++)
+          if (fates[static_cast<size_t>(i)] != Fate::kTakesLong && outcome(i).n_ends == 0) return false;
+        return latch.n_waiting() == 3;
+      });
+      latch.open();
+      h.finish();
+      for (int i = 0; i < kSamples; i++) {
+        const Fate fate = fates[static_cast<size_t>(i)];
+        const int n = static_cast<int>(outcome(i).tokens.size());
+        CHECK(outcome(i).tokens == expected(text(20 + i), n));
+        if (fate == Fate::kFails) CHECK_EQ(outcome(i).end.finish_reason, QWEN3_FINISH_MATCHER);
+        if (fate == Fate::kFails) CHECK_EQ(n, at[static_cast<size_t>(i)]);
+        if (fate == Fate::kWell || fate == Fate::kTakesLong) CHECK_EQ(n, kTokens);
+      }
+      h.check_idle();
+    }
+    CHECK_EQ(n_freed.load(), kSamples);
+  }
 }
