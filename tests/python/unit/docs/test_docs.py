@@ -3,6 +3,7 @@ And abi.md names all of the C ABI."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -108,6 +109,24 @@ def test_readme_commands_parse() -> None:
         without_question = [word for word in words[1:] if not word.startswith('"') and not word.endswith('"')]
         question = ["x"] if "--once" in words else []
         parser.parse_args([word for word in without_question if word not in ("is", "the", "sky")] + question)
+
+
+def test_commands_of_the_serving_guide_parse() -> None:
+    """Those of shells, of the systemd unit and of the image; and its flags exist."""
+    guide = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    lines = [line.split("#")[0] for line in re.findall(r"^qwen3-8b .*$|(?<=^ExecStart=).*$", guide, flags=re.MULTILINE)]
+    entry = re.search(r"^ENTRYPOINT (\[.*\])$", guide, flags=re.MULTILINE)
+    assert entry is not None
+    commands = [line.split() for line in lines] + [json.loads(entry.group(1))]
+    assert len(commands) >= 5
+    parser, parsers = build_parser()
+    for words in commands:
+        parser.parse_args(words[1:])
+    # Flags of other programs stand in blocks of code only.
+    prose = re.sub(r"```.*?```", "", guide, flags=re.DOTALL)
+    others = {"--gpus", "--read-only", "--tmpfs", "--stop-timeout"}
+    options = {option for action in parsers["serve"]._actions for option in action.option_strings}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)) <= options | others
 
 
 def test_readme_flags_exist_with_these_defaults() -> None:
