@@ -7,6 +7,7 @@ skipped, and say so. They wait for what must come, with a limit that a busy mach
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 from fake_server import FakeServer
 from person import SECONDS
+
+from qwen3app.server.page import assets
 
 
 def find_chromium() -> str | None:
@@ -45,6 +48,18 @@ def fake() -> Iterator[FakeServer]:
 
 
 Open = Callable[..., Any]
+# A notice passes after a while, which a busy machine may need until a test looks at it: here it stays until the test
+# runs what is in `held`.
+_SHOWN = re.search(rb"const SHOWN = (\d+);", assets()["/static/notices.js"].body)
+assert _SHOWN is not None
+NOTICES_STAY = """(() => {
+  const [set, clear] = [window.setTimeout, window.clearTimeout];
+  const held = (window.held = new Map());
+  let last = 0;
+  const hold = (run) => held.set(--last, run) && last;
+  window.setTimeout = (run, wait, ...rest) => (wait === SHOWN ? hold(run) : set(run, wait, ...rest));
+  window.clearTimeout = (id) => held.delete(id) || clear(id);
+})()""".replace("SHOWN", _SHOWN[1].decode())
 
 
 @pytest.fixture
@@ -65,6 +80,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
         page.set_default_timeout(SECONDS * 1000)
         page.on("console", on_console)
         page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.add_init_script(NOTICES_STAY)
         page.goto(url)
         page.wait_for_selector("html[data-ready]", state="attached")
         return page

@@ -34,6 +34,26 @@ def titles(page: Any) -> list[str]:
     return found
 
 
+def n_listed(page: Any, count: int) -> None:
+    """Until the list has so many conversations. It is read from the disk, so that it comes later than all else."""
+    until(page, f"document.querySelectorAll('.conversation').length === {count}")
+
+
+def settle(page: Any) -> None:
+    """Until what the page has written is on the disk: what is asked for after it waits for it."""
+    page.evaluate(
+        """() => new Promise((resolve, reject) => {
+             const opening = indexedDB.open("qwen3-chat");
+             opening.onerror = reject;
+             opening.onsuccess = () => {
+               const asked = opening.result.transaction(["heads", "bodies"]).objectStore("bodies").count();
+               asked.onerror = reject;
+               asked.onsuccess = () => resolve(opening.result.close());
+             };
+           })"""
+    )
+
+
 def until(page: Any, expression: str) -> None:
     """Until a JavaScript expression is true. Playwright's own wait is eval, which the page's policy forbids."""
     deadline = time.monotonic() + SECONDS

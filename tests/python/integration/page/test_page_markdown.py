@@ -15,7 +15,7 @@ import pytest
 from fake_server import FakeServer, calls, says
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from person import ask, converse, until, wait_for_end
+from person import SECONDS, ask, converse, until, wait_for_end
 
 # text -> its HTML, once drawn whole and once in the given pieces
 DRAW = """async ([pieces]) => {
@@ -86,6 +86,7 @@ def paper(browser: Any) -> Iterator[Any]:
     fake = FakeServer()
     server = fake.start()
     page = browser.new_page()
+    page.set_default_timeout(SECONDS * 1000)
     page.goto(fake.url)
     page.wait_for_selector("html[data-ready]", state="attached")
     yield page

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from patience import PATIENCE
 from person import ask, converse, until, wait_for_end
 from served import RealServer, StartServer
 
@@ -23,10 +24,12 @@ def test_a_conversation_with_the_real_server(real_server: RealServer, open_page:
     assert page.locator(".error-card").count() == 0
     assert " tok/s · first token after " in page.locator(".figures").inner_text()
     assert page.locator("#context").inner_text().endswith(" of 4,096 tokens")
-    first = page.locator(".assistant .message-body").inner_text().split("\n")[0]
+    said = "[...document.querySelectorAll('.assistant :is(.markdown, .thought-text)')].map((part) => part.textContent)"
+    first = page.evaluate(said)
+    assert "".join(first)
     page.click("[aria-label='Answer anew']")
     wait_for_end(page)
-    assert page.locator(".assistant .message-body").inner_text().split("\n")[0] == first  # the seed is sent
+    assert page.evaluate(said) == first  # the seed is sent
 
 
 def test_stop_frees_the_slot(real_server: RealServer, open_page: Any) -> None:
@@ -52,7 +55,7 @@ def test_a_key_and_a_model_that_loads(
     server = start_server(tiny_model_dir, "--api-key", "s3cret", "--max-ctx", "4096", wait=False, hold=hold)
     page = open_page(f"{server.url}/")
     page.wait_for_selector("#key-dialog[open]")
-    assert httpx.get(f"{server.url}/status").status_code == 401
+    assert httpx.get(f"{server.url}/status", timeout=PATIENCE).status_code == 401
     page.fill("#key", "s3cret")
     page.press("#key", "Enter")
     page.wait_for_selector('#gauge[data-state="busy"]')
