@@ -22,6 +22,7 @@ class Page {
   constructor() {
     this.running = new Map(); // id of a conversation -> its Answer
     this.savedAt = new Map();
+    this.moves = 0; // counts what comes on the screen, so that a conversation that loads slowly replaces nothing newer
     this.status = null;
     this.store = new Store(notify, (id) => this.onOtherTab(id));
     this.transcript = new Transcript({
@@ -57,8 +58,16 @@ class Page {
     onClick("import", () => file.click());
     onClick("export", () => this.exportCurrent());
     file.addEventListener("change", () => this.importFile(file));
-    addEventListener("pagehide", () => this.running.forEach((answer) => this.store.save(answer.conversation)));
+    addEventListener("pagehide", () => this.leave());
     setInterval(() => this.answer?.thinking && this.transcript.update(), TICK);
+  }
+
+  /** The page is being closed: what has come is kept. Stopped, as the connections of a closed page break off. */
+  leave() {
+    for (const answer of this.running.values()) {
+      answer.stop();
+      this.store.save(answer.conversation);
+    }
   }
 
   /** The answer that the conversation on the screen waits for. */
@@ -69,8 +78,10 @@ class Page {
   async start() {
     const id = location.hash.slice(1);
     this.show(newConversation(loadSettings(DEFAULT_SETTINGS)));
+    if (id) history.replaceState(null, "", `#${id}`); // for a reload before it is open
+    const { moves } = this;
     await this.store.open();
-    if (id) await this.open(id);
+    if (id && moves === this.moves) await this.open(id);
     await this.showList();
     this.composer.focus();
     document.documentElement.dataset.ready = "true";
@@ -80,6 +91,7 @@ class Page {
   // ------------------------------------------------------------------------------------------------------- conversations
 
   show(conversation) {
+    this.moves += 1;
     this.current = conversation;
     for (const message of conversation.messages) {
       // The tab was closed while it came.
@@ -114,12 +126,14 @@ class Page {
   }
 
   async open(id) {
+    this.moves += 1;
+    const { moves } = this;
     const conversation = this.running.get(id)?.conversation ?? (await this.store.load(id));
-    if (!conversation) return;
+    if (!conversation || moves !== this.moves) return;
     this.show(withSettings(conversation));
     this.sidebar.toggle(false, { focus: false });
-    await this.showList();
     this.composer.focus();
+    await this.showList();
   }
 
   async rename(id, title) {
@@ -150,7 +164,8 @@ class Page {
   async onOtherTab(id) {
     if (id === this.current.id && !this.answer) {
       const conversation = await this.store.load(id);
-      if (conversation) this.show(withSettings(conversation));
+      const { current, answer } = this; // while it was read, a person may have gone on
+      if (id === current.id && !answer && conversation?.updated >= current.updated) this.show(withSettings(conversation));
     }
     await this.showList();
   }

@@ -1,4 +1,7 @@
 // The list of conversations, and the drawer that it becomes on narrow screens.
+//
+// An entry that stays is never drawn anew: the list changes by itself while answers come, and a button that is replaced
+// between a press and its release is not clicked.
 
 import { el, iconButton } from "./dom.js";
 
@@ -40,46 +43,69 @@ export class Sidebar {
 
   /** heads: [{id, title}]; running: ids of those that are being answered. */
   show(heads, current, running) {
-    const focused = this.list.contains(document.activeElement) ? document.activeElement.closest("li")?.dataset.id : null;
     if (this.list.querySelector("input")) return; // a title is being written
-    this.list.replaceChildren(...heads.map((head) => this.item(head, head.id === current, running.has(head.id))));
-    if (focused) this.list.querySelector(`li[data-id="${focused}"] .conversation`)?.focus();
+    const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
+    const before = new Map([...this.list.children].map((node) => [node.dataset.id, node]));
+    const ids = new Set(heads.map(({ id }) => id));
+    for (const [id, node] of before) if (!ids.has(id)) node.remove();
+    heads.forEach(({ id, title }, index) => {
+      const [node, there] = [before.get(id) ?? this.item(id), this.list.children[index] ?? null];
+      if (node !== there) this.list.insertBefore(node, there);
+      fill(node, title, id === current, running.has(id));
+    });
+    if (focused !== document.activeElement) focused?.focus(); // it was moved
   }
 
-  item({ id, title }, current, running) {
+  item(id) {
     const open = el(
       "button",
-      { type: "button", class: "conversation", "aria-current": current ? "page" : null, on: { click: () => this.onOpen(id) } },
-      el("span", { class: "conversation-title", dir: "auto" }, title),
-      running ? el("span", { class: "pulse", role: "img", "aria-label": "being answered" }) : null,
+      { type: "button", class: "conversation", on: { click: () => this.onOpen(id) } },
+      el("span", { class: "conversation-title", dir: "auto" }),
+      el("span", { class: "pulse", role: "img", "aria-label": "being answered", hidden: true }),
     );
-    const node = el("li", { class: current ? "current" : null, data: { id } }, open);
+    const node = el("li", { data: { id } }, open);
     node.append(
-      iconButton("edit", `Rename ${title}`, () => this.rename(node, id, title), { class: "small" }),
-      iconButton("delete", `Delete ${title}`, () => this.onDelete(id), { class: "small" }),
+      iconButton("edit", "", () => this.rename(node), { class: "small" }),
+      iconButton("delete", "", () => this.onDelete(id), { class: "small" }),
     );
     return node;
   }
 
-  rename(node, id, title) {
+  rename(node) {
+    const parts = [...node.children];
+    const title = node.querySelector(".conversation-title").textContent;
     const input = el("input", { class: "rename", "aria-label": "Title of the conversation", maxlength: "80", dir: "auto" });
     input.value = title;
     let ended = false;
     const end = (keep) => {
       if (ended) return;
       ended = true;
-      input.remove();
-      this.onRename(id, keep ? input.value : title);
-      this.list.querySelector(`li[data-id="${id}"] .conversation`)?.focus();
+      node.replaceChildren(...parts);
+      this.onRename(node.dataset.id, keep ? input.value : title);
     };
     input.addEventListener("blur", () => end(true));
     input.addEventListener("keydown", (event) => {
       if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
       event.preventDefault();
       end(event.key === "Enter");
+      parts[0].focus();
     });
     node.replaceChildren(input);
     input.select();
     input.focus();
+  }
+}
+
+/** Writes into an entry what has changed of it. */
+function fill(node, title, current, running) {
+  const [open, ...buttons] = node.children;
+  const [text, pulse] = open.children;
+  if (text.textContent !== title) text.textContent = title;
+  pulse.hidden = !running;
+  node.classList.toggle("current", current);
+  if (current) open.setAttribute("aria-current", "page");
+  else open.removeAttribute("aria-current");
+  for (const [index, word] of ["Rename", "Delete"].entries()) {
+    for (const name of ["aria-label", "title"]) buttons[index].setAttribute(name, `${word} ${title}`);
   }
 }

@@ -82,6 +82,7 @@ export class Store {
         transaction.oncomplete = resolve;
         transaction.onabort = () => reject(transaction.error);
         change(transaction.objectStore(HEADS), transaction.objectStore(BODIES));
+        transaction.commit(); // at once: without it, a page that is closed before it hears of the end loses it
       });
       this.channel.postMessage(id);
       return true;

@@ -1,4 +1,4 @@
-"""Conversations on the chat page: kept, named, deleted, exported; and the page around them."""
+"""Conversations on the chat page: kept, named, deleted, exported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_server import FakeServer, calls, delta, says
-from person import SECONDS, answers, ask, converse, titles, until, wait_for_end
+from person import SECONDS, answers, ask, converse, n_listed, settle, titles, until, wait_for_end
 
 
 def test_conversations_outlive_a_reload(fake: FakeServer, open_page: Any) -> None:
@@ -18,8 +18,9 @@ def test_conversations_outlive_a_reload(fake: FakeServer, open_page: Any) -> Non
     converse(page, "first question")
     page.click("#new")
     converse(page, "second question")
-    until(page, "document.querySelectorAll('.conversation').length === 2")
+    n_listed(page, 2)
     assert titles(page) == ["second question", "first question"]
+    settle(page)
     page.reload()
     page.wait_for_selector("text=Two.")
     page.click(".conversation >> text=first question")
@@ -37,13 +38,18 @@ def test_an_answer_goes_on_while_another_conversation_is_read(fake: FakeServer, 
     page.wait_for_selector(".assistant >> text=Slow")
     page.click("#new")
     converse(page, "quick one")
-    assert answers(page) == ["Quick."] and page.locator(".conversation .pulse").count() == 1
+    assert answers(page) == ["Quick."]
+    page.wait_for_selector(".conversation:has(.pulse:not([hidden])) >> text=slow one")
+    page.wait_for_selector(".conversation:not(:has(.pulse:not([hidden]))) >> text=quick one")
     page.click(".conversation >> text=slow one")
     page.wait_for_selector(".assistant.running >> text=Slow")
     assert page.is_visible("#stop")
+    page.evaluate("document.querySelector('li:last-child > .conversation').focus()")
     gate.set()
     page.wait_for_selector("text=Slow but sure.")
     wait_for_end(page)
+    until(page, "document.querySelector('.conversation').textContent === 'slow one'")
+    assert page.evaluate("document.activeElement.textContent") == "slow one"  # it has moved, with the focus
 
 
 def test_a_tab_that_is_closed_in_mid_answer_loses_nothing(fake: FakeServer, open_page: Any) -> None:
@@ -55,8 +61,67 @@ def test_a_tab_that_is_closed_in_mid_answer_loses_nothing(fake: FakeServer, open
     page.reload()
     page.wait_for_selector(".note >> text=Stopped.")
     assert fake.left.wait(SECONDS) and page.locator(".bubble").inner_text() == "Speak."
+    assert answers(page) == ["Half a"]
     page.click("[aria-label='Answer anew']")
     page.wait_for_selector("text=Hello.")
+
+
+def test_the_list_may_change_under_a_press(fake: FakeServer, open_page: Any) -> None:
+    """It does so by itself, when an answer begins or ends and in another tab."""
+    gate = threading.Event()
+    fake.replies = [says("One."), [delta(content="Slow"), gate, *says(" but sure.")]]
+    page = open_page(fake.url)
+    converse(page, "first")
+    page.click("#new")
+    ask(page, "second")
+    page.wait_for_selector(".conversation:has(.pulse:not([hidden])) >> text=second")
+    n_listed(page, 2)
+    page.hover(".conversation >> text=first")
+    page.mouse.down()
+    gate.set()
+    page.wait_for_selector(".assistant >> text=Slow but sure.")
+    page.wait_for_selector(".conversation:not(:has(.pulse:not([hidden]))) >> text=second")
+    page.mouse.up()
+    page.wait_for_selector(".bubble >> text=first")
+
+
+HOLD_LOADS = """() => {
+  const { get } = IDBObjectStore.prototype;
+  window.loads = [];  // what lets a conversation that is being loaded come
+  IDBObjectStore.prototype.get = function (...key) {
+    const [asked, answer] = [get.apply(this, key), {}];
+    asked.onsuccess = () => loads.push(() => ((answer.result = asked.result), answer.onsuccess()));
+    return answer;
+  };
+}"""
+
+
+def test_a_conversation_that_loads_slowly_replaces_nothing_newer(fake: FakeServer, open_page: Any) -> None:
+    fake.replies = [says("One."), says("Two.")]
+    page = open_page(fake.url)
+    converse(page, "first")
+    page.click("#new")
+    converse(page, "second")
+    n_listed(page, 2)
+    page.evaluate(HOLD_LOADS)
+    page.click(".conversation >> text=first")
+    until(page, "loads.length === 1")
+    page.click("#new")
+    page.evaluate("loads.pop()()")
+    page.wait_for_selector(".greeting")
+    page.click(".conversation >> text=first")
+    page.click(".conversation >> text=second")
+    until(page, "loads.length === 2")
+    page.evaluate("loads.pop()()")
+    page.wait_for_selector(".bubble >> text=second")
+    page.evaluate("loads.pop()()")
+    assert page.locator(".bubble").all_inner_texts() == ["second"]
+    # Another tab has changed it, and before that has come here, a question is asked.
+    page.evaluate("new BroadcastChannel('qwen3-chat').postMessage(location.hash.slice(1))")
+    until(page, "loads.length === 1")
+    converse(page, "more")
+    page.evaluate("loads.pop()()")
+    assert page.locator(".bubble").all_inner_texts() == ["second", "more"] and answers(page) == ["Two.", "Hello."]
 
 
 def test_rename(fake: FakeServer, open_page: Any) -> None:
@@ -70,6 +135,7 @@ def test_rename(fake: FakeServer, open_page: Any) -> None:
         page.press(".rename", key)
         page.wait_for_selector(f".conversation >> text={name}")
         assert titles(page) == [name] and page.locator("#title").inner_text() == name
+        assert page.evaluate("document.activeElement.className") == "conversation"
     converse(page, "another question")
     assert titles(page) == ["A better name"]
 
@@ -81,9 +147,10 @@ def test_delete_and_undo(fake: FakeServer, open_page: Any) -> None:
     page.hover(".conversations li")
     page.click("[aria-label='Delete keep me']")
     page.wait_for_selector(".greeting")
-    assert titles(page) == []
+    n_listed(page, 0)
     page.click(".toast >> text=Undo")
     page.wait_for_selector(".assistant >> text=Kept.")
+    n_listed(page, 1)
     assert titles(page) == ["keep me"]
     ask(page, "go on")
     page.wait_for_selector("text=Endless")
@@ -117,7 +184,7 @@ def test_export_and_import(fake: FakeServer, open_page: Any, tmp_path: Path) -> 
     assert kept["messages"][2]["reasoning_content"] == "Hm."
     assert kept["messages"][2]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": "me"}'}
     page.set_input_files("#import-file", path)
-    until(page, "document.querySelectorAll('.conversation').length === 2")
+    n_listed(page, 2)
     assert titles(page) == ["Look at <me>!"] * 2 and answers(page)[-1] == "Seen."
     converse(page, "Still?")
     assert [message["role"] for message in fake.requests[-1]["messages"]][:2] == ["system", "user"]
@@ -175,6 +242,7 @@ def test_two_tabs(fake: FakeServer, open_page: Any) -> None:
     converse(first, "hello from one")
     second = open_page(fake.url, context=first.context)
     second.click(".conversation >> text=hello from one")
+    second.wait_for_selector(".bubble >> text=hello from one")
     converse(second, "and from two")
     first.wait_for_selector(".bubble >> text=and from two")
     assert len(answers(first)) == 2
@@ -210,138 +278,3 @@ def test_a_disk_that_is_full(fake: FakeServer, open_page: Any) -> None:
     page.wait_for_selector(".conversation >> text=two")
     page.click(".conversation >> text=one")  # what the disk did not take is in memory
     page.wait_for_selector(".bubble >> text=more of one")
-
-
-# ------------------------------------------------------------------------------------------------ the page around them
-
-
-def test_the_gauge(fake: FakeServer, open_page: Any) -> None:
-    page = open_page(fake.url)
-    page.wait_for_selector('#gauge[data-state="ok"] >> text=3/256')
-    page.click("#gauge")
-    details = page.locator("#gauge-details").inner_text()
-    assert "Qwen3-8B" in details and "4.2% of 812,000 tokens" in details and "NVIDIA H200" in details
-    fake.status |= {"running": 256, "waiting": 12, "kv_usage": 0.97}
-    page.wait_for_selector('#gauge[data-state="full"] >> text=256/256 +12')
-    sentence = page.get_attribute("#gauge", "title")
-    assert sentence == "256 of 256 slots in use, 12 waiting, KV cache 97% full."
-
-
-@pytest.mark.parametrize("in_the_same_frame", [False, True])
-def test_the_end_stays_in_sight_until_one_scrolls_up(fake: FakeServer, open_page: Any, in_the_same_frame: bool) -> None:
-    first, second = threading.Event(), threading.Event()
-    lines = "".join(f"line {i}\n\n" for i in range(60))
-    fake.replies = [[delta(content=lines), first, delta(content=lines), second, *says("The end.")]]
-    page = open_page(fake.url)
-    below = "((t) => t.scrollHeight - t.scrollTop - t.clientHeight)(document.getElementById('transcript'))"
-    up = "document.getElementById('transcript').scrollBy({top: -800, behavior: 'instant'})"
-    if in_the_same_frame:  # the browser then tells of the page's move and the person's with one event
-        page.evaluate(f"""() => new MutationObserver((_, observer) => {{
-            if (document.querySelectorAll('.markdown p').length < 59 || {below} >= 5) return;
-            observer.disconnect();
-            {up};
-        }}).observe(document.getElementById('messages'), {{childList: true, subtree: true}})""")
-    ask(page, "Much.")
-    if not in_the_same_frame:
-        until(page, f"document.querySelectorAll('.markdown p').length >= 59 && {below} < 5")
-        assert not page.is_visible("#to-end")
-        page.evaluate(up)
-    page.wait_for_selector("#to-end")
-    top = page.evaluate("document.getElementById('transcript').scrollTop")
-    first.set()
-    until(page, "document.querySelectorAll('.markdown p').length >= 119")
-    assert page.evaluate("document.getElementById('transcript').scrollTop") == top
-    page.click("#to-end")
-    until(page, f"{below} < 5")
-    second.set()
-    page.wait_for_selector("text=The end.")
-    until(page, f"{below} < 5")
-
-
-def test_theme(fake: FakeServer, open_page: Any) -> None:
-    page = open_page(fake.url, color_scheme="dark")
-    background = "getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(background) == "rgb(22, 23, 26)"
-    page.click("#open-settings")
-    page.click("#theme >> text=Light")
-    assert page.evaluate(background) == "rgb(253, 253, 252)"
-    page.reload()
-    page.wait_for_selector("html[data-theme=light]")
-    page.emulate_media(color_scheme="light", reduced_motion="reduce")
-    page.click("#open-settings")
-    page.click("#theme >> text=System")
-    assert page.evaluate(background) == "rgb(253, 253, 252)"
-    page.emulate_media(color_scheme="dark")
-    assert page.evaluate(background) == "rgb(22, 23, 26)"
-
-
-WIDE = (
-    "x" * 400
-    + "\n\n`"
-    + "y" * 300
-    + "`\n\n```\n"
-    + "z" * 400
-    + "\n```\n\n"
-    + "|"
-    + "head|" * 12
-    + "\n|"
-    + "-|" * 12
-    + "\n|"
-    + "cell|" * 12
-)
-
-
-def test_a_phone(fake: FakeServer, open_page: Any, browser: Any) -> None:
-    context = browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
-    page = open_page(fake.url, context=context)
-    fake.replies = [calls(("f", json.dumps({"long": "w" * 500})), text=WIDE, thought="v" * 500)]
-    converse(page, "u" * 300)
-    page.click(".thought summary")
-    wide = page.evaluate(
-        "[document.documentElement, ...document.querySelectorAll('#transcript, .message')].map((e) => e.scrollWidth)"
-    )
-    assert max(wide) <= 360
-    assert page.evaluate("document.getElementById('sidebar').inert")
-    page.click("#open-menu")
-    assert page.evaluate("document.getElementById('main').inert") and not page.evaluate(
-        "document.getElementById('sidebar').inert"
-    )
-    page.keyboard.press("Escape")
-    until(page, "document.getElementById('sidebar').inert && document.activeElement.id === 'open-menu'")
-    page.click("#open-menu")
-    page.click("#new")
-    page.wait_for_selector(".greeting")
-    assert page.evaluate("document.getElementById('sidebar').inert")
-    context.close()
-
-
-def test_names_for_those_who_do_not_see_it(fake: FakeServer, open_page: Any) -> None:
-    gate = threading.Event()
-    fake.replies = [calls(("f", "{}"), thought="Hm."), [delta(reasoning_content="Hm"), gate, *says("Done.")]]
-    page = open_page(fake.url)
-    converse(page, "Hi")
-    until(page, "document.getElementById('announcer').textContent.includes('calls a tool')")
-    nameless = page.evaluate(
-        """() => [...document.querySelectorAll("button, input, textarea, select, summary, a")].filter((e) =>
-             !(e.getAttribute("aria-label") || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)"""
-    )
-    assert nameless == []
-    page.evaluate(
-        """() => {
-             window.said = [];
-             const announcer = document.getElementById("announcer");
-             new MutationObserver(() => said.push(announcer.textContent)).observe(announcer, {childList: true});
-           }"""
-    )
-    ask(page, "Again")
-    page.wait_for_selector(".thought.running")
-    gate.set()
-    wait_for_end(page)
-    until(page, "document.getElementById('announcer').textContent === 'The answer is complete: 42 tokens.'")
-    assert page.evaluate("said") == [
-        "The question is sent.",
-        "The model is thinking.",
-        "The answer is complete: 42 tokens.",
-    ]
-    headings = page.locator("h1, h2").all_inner_texts()
-    assert "Answer" in headings and "You" in headings
