@@ -1,4 +1,4 @@
-"""The command line: `qwen3-8b serve | chat | info | verify | bench | profile`, `--version`, `--licenses`.
+"""The command line: `qwen3-8b serve | chat | pull | info | verify | bench | profile`, `--version`, `--licenses`.
 
 Owns the parser, the exit codes and the promise that every failure is one sentence on stderr: 0 done, 1 failed, 2 used
 wrongly, 130 interrupted, 141 the reader of stdout went away. Refuses to know how a command works. Importing this costs
@@ -107,13 +107,14 @@ def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
 def _run_chat(args: argparse.Namespace) -> int:
     from qwen3app.chat.main import ChatOptions, run_chat
     from qwen3app.chat.settings import SETTINGS, ChatSettings
+    from qwen3app.hub.progress import progress_on
     from qwen3app.settings import EngineSettings, resolve_model_dir
 
     settings = ChatSettings(**{setting.field: getattr(args, setting.name) for setting in SETTINGS})
     engine = EngineSettings.from_args(args)
     return run_chat(
         ChatOptions(
-            model_dir=resolve_model_dir(engine.model),
+            model_dir=resolve_model_dir(engine.model, lambda: progress_on(sys.stderr)),
             engine=engine,
             settings=settings,
             think=args.think,
@@ -143,7 +144,12 @@ def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     from qwen3app.settings import DEFAULT_MODEL
 
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--model", metavar="DIR", help=f"model directory (default: $QWEN3_MODEL, else {DEFAULT_MODEL})")
+    parser.add_argument(
+        "--model",
+        metavar="DIR|NAME",
+        help="model directory, or a name on the Hub that has been pulled "
+        f"(default: $QWEN3_MODEL, else {DEFAULT_MODEL})",
+    )
 
 
 def _run_verify(args: argparse.Namespace) -> int:
@@ -151,6 +157,18 @@ def _run_verify(args: argparse.Namespace) -> int:
     from qwen3app.settings import resolve_model_dir
 
     return run_verify(resolve_model_dir(args.model), as_json=args.json)
+
+
+def _add_pull_arguments(parser: argparse.ArgumentParser) -> None:
+    from qwen3app.commands.pull import add_pull_arguments
+
+    add_pull_arguments(parser)
+
+
+def _run_pull(args: argparse.Namespace) -> int:
+    from qwen3app.commands.pull import run_pull
+
+    return run_pull(args)
 
 
 def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -190,6 +208,14 @@ COMMANDS = {
         "Talks to the model in the terminal. With --once, or with a question on stdin, only the answer is printed.",
         _add_chat_arguments,
         _run_chat,
+    ),
+    "pull": Command(
+        "download a model by its name on the Hub",
+        "Downloads a model, like Qwen/Qwen3-8B, from the Hub (or $HF_ENDPOINT): first its configuration, which is "
+        "refused here if it cannot be run, then its weights, whose hashes are checked. Goes on where an earlier "
+        "download ended. HF_TOKEN opens private and gated models. Prints the model's directory.",
+        _add_pull_arguments,
+        _run_pull,
     ),
     "info": Command(
         "what a model is, what it needs, what it would get here",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from qwen3app.guards import GuardSettings, add_guard_arguments
 
 if TYPE_CHECKING:
     from qwen3app.abi.types import EngineOptions
+    from qwen3app.hub.names import HubName
+    from qwen3app.hub.progress import Progress
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -129,9 +132,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
     group.add_argument(
         "--model",
-        metavar="DIR",
-        help="model directory with config.json, *.safetensors and tokenizer.json "
-        f"(default: $QWEN3_MODEL, else {DEFAULT_MODEL})",
+        metavar="DIR|NAME",
+        help="model directory with config.json, *.safetensors and tokenizer.json, or a name on the Hub like "
+        f"Qwen/Qwen3-8B, which is downloaded once (default: $QWEN3_MODEL, else {DEFAULT_MODEL})",
     )
     group.add_argument(
         "--device",
@@ -274,32 +277,62 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
 
 
-def resolve_model_dir(argument: str | None) -> Path:
-    """--model, else $QWEN3_MODEL, else models/qwen3-8b. UsageError where there is none."""
+def resolve_model_dir(argument: str | None, progress: Callable[[], Progress] | None = None) -> Path:
+    """The directory of --model, else of $QWEN3_MODEL, else models/qwen3-8b. Each may be a name on the Hub instead: then
+    its directory in the Hub's cache. progress: makes what is told of the download of a model that is not there
+    yet; None: nothing is downloaded. UsageError where there is none. An existing directory never leads to
+    the network."""
     if argument is not None:
         if not argument:
-            raise UsageError("--model is empty; give the path of a model directory.")
-        return _existing(Path(argument), "--model")
+            raise UsageError("--model is empty; give the path of a model directory, or a name like Qwen/Qwen3-8B.")
+        return _existing(argument, "--model", progress)
     environment = os.environ.get("QWEN3_MODEL")
     if environment:
-        return _existing(Path(environment), "QWEN3_MODEL")
+        return _existing(environment, "QWEN3_MODEL", progress)
     if DEFAULT_MODEL.is_dir():
         return DEFAULT_MODEL
     raise UsageError(
-        f"No model: give --model DIR, set QWEN3_MODEL, or put one into {DEFAULT_MODEL} "
-        "(for example with `hf download Qwen/Qwen3-8B --local-dir models/qwen3-8b`)."
+        f"No model: give --model DIR or a name like --model Qwen/Qwen3-8B, which is downloaded, set QWEN3_MODEL, or "
+        f"put one into {DEFAULT_MODEL} (`qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}`)."
     )
 
 
-def _existing(path: Path, source: str) -> Path:
+def _existing(text: str, source: str, progress: Callable[[], Progress] | None) -> Path:
+    path = Path(text)
     try:
         path = path.expanduser()
         if path.is_dir():
             return path
         what = "is a file, not a model directory" if path.exists() else "does not exist"
+        named = not path.exists() and not path.parent.is_dir()
     except (OSError, RuntimeError) as error:  # no permission; no home directory to put for ~
-        what = f"cannot be used ({error})"
-    raise UsageError(f"The model directory {path} ({source}) {what}; check the path.")
+        what, named = f"cannot be used ({error})", False
+    from qwen3app.hub.names import parse_name
+
+    # models/qwen3-0.6b looks like a name too; where there is a folder models/, it is a path with a slip in it.
+    name = parse_name(text) if named else None
+    if name is not None:
+        return _of_hub(name, progress)
+    hint = ""
+    if "does not exist" in what and text.count("/") == 1 and parse_name(text) is not None:
+        hint = f", or get a model of this name with `qwen3-8b pull {text}`"
+    raise UsageError(f"The model directory {path} ({source}) {what}; check the path{hint}.")
+
+
+def _of_hub(name: HubName, progress: Callable[[], Progress] | None) -> Path:
+    from qwen3app.hub.names import cache_directory, find_cached
+
+    cache = cache_directory()
+    here = find_cached(name, cache)
+    if here is not None:
+        return here
+    if progress is None:
+        raise UsageError(
+            f"{name} is neither a directory here nor a model in {cache}; get it with `qwen3-8b pull {name}`."
+        )
+    from qwen3app.hub.pull import pull
+
+    return pull(name, progress())
 
 
 def parse_address(text: str) -> tuple[str | None, int | None]:

@@ -160,6 +160,13 @@ QWEN3_API qwen3_status qwen3_options_init(qwen3_options* options, size_t struct_
 
 typedef struct qwen3_engine qwen3_engine;
 
+/* Says whether a model of this shape can run at all, from model_dir/config.json and, where it is there,
+ * generation_config.json: the first thing that qwen3_engine_open asks. Looks at no weights and no device, so that a host
+ * can ask before it downloads them. Blocks while two small files are read.
+ * QWEN3_INVALID_ARGUMENT: NULL. QWEN3_NOT_FOUND: no directory, no config.json. QWEN3_BAD_MODEL: a broken file.
+ * QWEN3_UNSUPPORTED: an architecture or a feature that this library does not have; see the sentence. */
+QWEN3_API qwen3_status qwen3_config_check(const char* model_dir);
+
 /* Loads the model and starts the worker thread.
  * model_dir: directory with config.json and *.safetensors. options: NULL for the defaults. engine (out): set to NULL on
  * failure. Blocks while files are mapped and weights reach the device (seconds).

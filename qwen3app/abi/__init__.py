@@ -3,7 +3,7 @@
 Importing this package is cheap: cffi and the library are loaded by the first `Engine.open` or `library_version`.
 """
 
-from qwen3app.abi.engine import Engine, EngineSequence, library_version
+from qwen3app.abi.engine import Engine, EngineSequence, check_config, library_version
 from qwen3app.abi.types import (
     EngineInfo,
     EngineOptions,
@@ -37,5 +37,6 @@ __all__ = [
     "ProfileSpec",
     "Status",
     "StepProfile",
+    "check_config",
     "library_version",
 ]

@@ -82,6 +82,13 @@ def library_version() -> str:
     return str(ffi.string(lib.qwen3_version()).decode())
 
 
+def check_config(model_dir: Path | str) -> None:
+    """EngineError with one sentence if no engine could run a model with this directory's config.json. Its weights need
+    not be there."""
+    ffi, lib = _library()
+    _check(ffi, lib, lib.qwen3_config_check(str(model_dir).encode()))
+
+
 def _token_array(ffi: Any, tokens: Sequence[int]) -> tuple[Any, array[int]]:
     """`tokens` as int32_t[n] without a copy per element; the array must outlive the pointer."""
     try:

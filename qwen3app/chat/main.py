@@ -20,6 +20,7 @@ from qwen3app import __version__
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.settings import ChatSettings
 from qwen3app.errors import UsageError
+from qwen3app.hub.names import model_name
 from qwen3app.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _load(options: ChatOptions) -> LoadedModel:
 
     return load_with_progress(
         lambda progress: LoadedModel.load(options.model_dir, options.engine.options(), progress),
-        options.model_dir.name or str(options.model_dir),
+        model_name(options.model_dir) or str(options.model_dir),
         sys.stderr,
     )
 

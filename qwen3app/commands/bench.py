@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from qwen3app.argument_types import whole_number
-from qwen3app.commands.format import format_bytes, format_count, print_json
+from qwen3app.commands.format import format_count, print_json
 from qwen3app.commands.measuring import (
     add_measuring_arguments,
     backend_name,
@@ -29,6 +29,7 @@ from qwen3app.commands.measuring import (
     whole_numbers,
 )
 from qwen3app.settings import resolve_model_dir
+from qwen3app.sizes import format_bytes
 
 if TYPE_CHECKING:
     from qwen3app.abi.engine import Engine

@@ -1,19 +1,9 @@
-"""How the commands write numbers, names and JSON. Pure functions."""
+"""How the commands write counts, names and JSON. Pure functions."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, TextIO
-
-
-def format_bytes(count: int) -> str:
-    """Decimal units, as disks and downloads count."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{count} B" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} TB" if size < 1000 else f"{size:,.0f} TB"
 
 
 def format_count(count: int) -> str:

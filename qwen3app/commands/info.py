@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from qwen3app.commands.format import format_bytes, format_count, print_json, shown
-from qwen3app.commands.model_files import TensorEntry, read_json_object, read_tensors, weight_files
+from qwen3app.commands.format import format_count, print_json, shown
+from qwen3app.commands.model_files import TensorEntry, read_tensors
 from qwen3app.errors import AppError, EngineError, ModelError
+from qwen3app.sizes import format_bytes
+from qwen3app.weights_index import read_json_object, weight_files
 
 if TYPE_CHECKING:
     from qwen3app.abi.types import EngineInfo, EngineOptions

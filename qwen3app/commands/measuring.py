@@ -6,6 +6,7 @@ Refuses to know what is measured. Every wrong value becomes one sentence.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from qwen3app import __version__
 from qwen3app.argument_types import whole_number
 from qwen3app.errors import EngineError, UsageError
+from qwen3app.hub.names import model_name
+from qwen3app.hub.progress import progress_on
 from qwen3app.settings import EngineSettings, add_engine_arguments, resolve_model_dir
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ def measured_engine(args: argparse.Namespace, slots: int) -> Iterator[tuple[Engi
     settings = EngineSettings.from_args(args)
     options = replace(settings.options(), kernels=args.kernels, prefix_cache=False, max_slots=args.slots or slots)
     try:
-        engine = Engine.open(resolve_model_dir(args.model), options)
+        engine = Engine.open(resolve_model_dir(args.model, lambda: progress_on(sys.stderr)), options)
     except EngineError as error:
         from qwen3app.runtime.loaded_model import in_flags
 
@@ -108,7 +111,7 @@ def described(model_dir: Path, info: EngineInfo) -> dict[str, Any]:
         "program": f"qwen3-8b {__version__}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": {
-            "name": model_dir.resolve().name,
+            "name": model_name(model_dir),
             "parameters": info.n_parameters,
             "weight_bytes": info.weight_bytes,
             "layers": info.n_layers,

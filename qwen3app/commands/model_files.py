@@ -1,4 +1,4 @@
-"""A model directory as files: which hold weights, which tensors lie where, which hashes were published with them.
+"""A model directory as files: which tensors lie where, and which hashes were published with them.
 
 Owns reading of safetensors headers for `info` and `verify`, which must say what is in a file before, or although, the
 engine refuses it. Refuses to judge a model: whether it can run is the engine's word. Pure functions; any thread.
@@ -15,11 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from qwen3app.errors import ModelError
+from qwen3app.weights_index import check_regular, stays_inside
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # the format's own limit
-_MAX_JSON = 64 << 20
 DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -43,50 +41,9 @@ class PublishedHash:
     source: str  # where it is written
 
 
-def _check_regular(path: Path) -> None:
-    """Opening a pipe would wait for a writer for ever."""
-    if path.exists() and not path.is_file():
-        raise ModelError(f"{path} is not a regular file; put the file itself there.")
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file as Python values; ModelError with one sentence otherwise."""
-    _check_regular(path)
-    try:
-        if path.stat().st_size > _MAX_JSON:
-            raise ModelError(f"{path} has {path.stat().st_size} bytes, too many for a JSON file of a model.")
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}.") from None
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}, not an object.")
-    return value
-
-
-def weight_files(model_dir: Path) -> list[Path]:
-    """The safetensors files that make up the model: those of the index if there is one, else the single file."""
-    index = model_dir / INDEX
-    if not index.exists():
-        return [model_dir / SINGLE] if (model_dir / SINGLE).exists() else []
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ModelError(f"{index} has no weight_map from tensors to files.")
-    names = sorted(set(weight_map.values()))
-    for name in names:
-        if not _stays_inside(name):
-            raise ModelError(f"{index} names {name!r}, which lies outside the model directory.")
-    return [model_dir / name for name in names]
-
-
 def read_tensors(path: Path) -> list[TensorEntry]:
     """The tensors of a safetensors file in the order of their bytes; ModelError where the header is broken."""
-    _check_regular(path)
+    check_regular(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -160,7 +117,7 @@ def _sums(model_dir: Path, name: str) -> Iterator[tuple[str, PublishedHash]]:
         if match is None:
             continue
         file = match[2] or PurePosixPath(name).name.removesuffix(".sha256")
-        if _stays_inside(file):
+        if stays_inside(file):
             yield str(folder / file), PublishedHash("sha256", match[1].lower(), name)
 
 
@@ -179,8 +136,3 @@ def _lines(path: Path) -> list[str]:
 
 def _shown(model_dir: Path, path: Path) -> str:
     return path.relative_to(model_dir).as_posix()
-
-
-def _stays_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(name) and not path.is_absolute() and ".." not in path.parts

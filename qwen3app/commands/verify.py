@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from qwen3app.commands.format import format_bytes, print_json, shown
+from qwen3app.commands.format import print_json, shown
 from qwen3app.commands.model_files import (
     DTYPE_BYTES,
     PublishedHash,
@@ -25,9 +25,10 @@ from qwen3app.commands.model_files import (
     model_files,
     published_hashes,
     read_tensors,
-    weight_files,
 )
-from qwen3app.errors import AppError, EngineError, ModelError
+from qwen3app.errors import EngineError, ModelError
+from qwen3app.sizes import format_bytes
+from qwen3app.weights_index import weight_files
 
 _CHUNK = 1 << 21  # a multiple of every element size; fits the cache of one core, so the second reader finds it there
 
@@ -88,24 +89,13 @@ def check_structure(model_dir: Path) -> Iterator[str]:
     """Sentences of the engine's loader, the tokenizer, the template and the sampling defaults."""
     from qwen3app.abi.engine import Engine
     from qwen3app.abi.types import EngineOptions
-    from qwen3app.text.errors import TextError
-    from qwen3app.text.generation_config import load_sampling_defaults
-    from qwen3app.text.template import ChatTemplate
-    from qwen3app.text.tokenizer import Tokenizer
+    from qwen3app.text.check import text_problems
 
     try:
         Engine.open(model_dir, EngineOptions(device="cpu", max_context=64, max_slots=1, threads=1)).close()
     except EngineError as error:
         yield str(error)
-    try:
-        tokenizer = Tokenizer.from_dir(model_dir)
-        ChatTemplate.from_dir(model_dir, tokenizer)
-    except (TextError, AppError, OSError) as error:
-        yield str(error)
-    try:
-        load_sampling_defaults(model_dir)
-    except (TextError, AppError, OSError) as error:
-        yield str(error)
+    yield from text_problems(model_dir)
 
 
 def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None) -> VerifyReport:

@@ -21,6 +21,7 @@ import msgspec
 
 from qwen3app.abi import Engine, EngineInfo, EngineOptions
 from qwen3app.errors import EngineError, ModelError, Status
+from qwen3app.hub.names import model_name
 from qwen3app.runtime.constraints import GrammarTokens
 from qwen3app.text.errors import TextError
 from qwen3app.text.generation_config import SamplingDefaults, load_sampling_defaults
@@ -110,7 +111,7 @@ class LoadedModel:
         phases["total"] = time.perf_counter() - begin
         return cls(
             directory=directory,
-            name=name or directory.resolve().name,
+            name=name or model_name(directory),
             tokenizer=text["tokenizer"],
             template=text["template"],
             defaults=text["defaults"],

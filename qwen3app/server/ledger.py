@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qwen3app.runtime import LoadedModel
+from qwen3app.sizes import format_memory
 
 
 def kv_bytes_per_token(model: LoadedModel) -> int:
@@ -47,13 +48,13 @@ def sentence(model: LoadedModel) -> str:
     """The ledger for a person."""
     info = model.info
     tokens = info.n_blocks * info.block_size
-    gpu = f", graphs {_size(info.graph_bytes)}, of {_size(info.total_bytes)} in all" if info.total_bytes else ""
-    return (
-        f"weights {_size(info.weight_bytes)}, KV {_size(info.kv_bytes)} = {tokens:,} tokens = "
-        f"{tokens / max(info.max_context, 1):.1f} requests of {info.max_context:,} tokens, "
-        f"workspace {_size(info.workspace_bytes)}{gpu}; loaded in {model.load_phases.get('total', 0.0):.2f} s"
+    gpu = (
+        f", graphs {format_memory(info.graph_bytes)}, of {format_memory(info.total_bytes)} in all"
+        if info.total_bytes
+        else ""
     )
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
+    return (
+        f"weights {format_memory(info.weight_bytes)}, KV {format_memory(info.kv_bytes)} = {tokens:,} tokens = "
+        f"{tokens / max(info.max_context, 1):.1f} requests of {info.max_context:,} tokens, "
+        f"workspace {format_memory(info.workspace_bytes)}{gpu}; loaded in {model.load_phases.get('total', 0.0):.2f} s"
+    )

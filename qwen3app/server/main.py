@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qwen3app.errors import UsageError
+from qwen3app.hub.names import model_name
 from qwen3app.settings import LOG_LEVELS, ServeSettings, resolve_model_dir
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from qwen3app.guards import GuardSettings
+    from qwen3app.hub.progress import Lines
     from qwen3app.runtime import LoadedModel
     from qwen3app.server.access_log import Log
     from qwen3app.server.state import ServerState
@@ -52,7 +54,7 @@ _SWITCH_SECONDS = 0.001
 
 def run_server(settings: ServeSettings) -> int:
     """Serves until a signal ends it. Returns the exit code; raises AppError where it cannot even begin."""
-    directory = resolve_model_dir(settings.engine.model)
+    directory = resolve_model_dir(settings.engine.model, partial(_log_download, settings.log_level))
     tls = tls_context(settings.guards)
     listener = bind(settings.host, settings.port)
     loader = Loader(directory, settings)  # before the heavy imports below: it loads while they do
@@ -66,6 +68,15 @@ def run_server(settings: ServeSettings) -> int:
     finally:
         loader.abandon()
         listener.close()
+
+
+def _log_download(log_level: str) -> Lines:
+    """A download before the start tells how far it is in the log."""
+    from qwen3app.hub.progress import Lines
+    from qwen3app.server.access_log import Log
+
+    log = Log(log_level)
+    return Lines(lambda sentence: log.write("download", message=sentence))
 
 
 def raise_file_limit() -> None:
@@ -230,7 +241,7 @@ class Life:
         self._loader = loader
         self._log = log
         self._tls = tls
-        name = settings.served_model_name or directory.resolve().name
+        name = settings.served_model_name or model_name(directory)
         self.state: ServerState = ServerState(settings, name, HttpObservations(), Heartbeat())
         self._error: BaseException | None = None
         self._signal: int | None = None

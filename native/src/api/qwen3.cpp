@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "engine/engine.h"
+#include "model/config.h"
 
 using qwen3::Engine;
 using qwen3::Error;
@@ -214,6 +215,14 @@ const char* qwen3_last_error(void) {
 qwen3_status qwen3_options_init(qwen3_options* options, size_t struct_size) {
   return guarded([&]() -> qwen3_status {
     init_struct("options", options, struct_size, default_options());
+    return QWEN3_OK;
+  });
+}
+
+qwen3_status qwen3_config_check(const char* model_dir) {
+  return guarded([&]() -> qwen3_status {
+    if (model_dir == nullptr) invalid("qwen3_config_check: model_dir is NULL");
+    (void)qwen3::load_config(model_dir);
     return QWEN3_OK;
   });
 }

@@ -163,6 +163,22 @@ TEST("api: _init fills the documented defaults, and clears what a newer host has
   CHECK_FAILS(qwen3_request_init(&r.known, size_t{1} << 40), QWEN3_INVALID_ARGUMENT, "call the _init function");
 }
 
+TEST("api: a config can be judged before there are weights") {
+  const Model model;
+  model.remove("model.safetensors");
+  const char* dir = model.path().c_str();
+  CHECK_EQ(qwen3_config_check(dir), QWEN3_OK);
+  CHECK_FAILS(qwen3_config_check(nullptr), QWEN3_INVALID_ARGUMENT, "model_dir is NULL");
+  CHECK_FAILS(qwen3_config_check((model / "nowhere").c_str()), QWEN3_NOT_FOUND, "nowhere");
+  model.write("generation_config.json", "[]");
+  CHECK_FAILS(qwen3_config_check(dir), QWEN3_BAD_MODEL, "generation_config.json");
+  model.remove("generation_config.json");
+  model.write("config.json", model_dir::replace(model_dir::config_text(), "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"));
+  CHECK_FAILS(qwen3_config_check(dir), QWEN3_UNSUPPORTED, "Qwen3MoeForCausalLM");
+  model.remove("config.json");
+  CHECK_FAILS(qwen3_config_check(dir), QWEN3_NOT_FOUND, "config.json does not exist");
+}
+
 TEST("api: open reports what is wrong and leaves NULL behind") {
   const Model model;
   const char* dir = model.path().c_str();

@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3app.commands.format import format_bytes, format_count, shown
+from qwen3app.commands.format import format_count, shown
 from qwen3app.commands.model_files import (
     model_files,
     published_hashes,
-    read_json,
-    read_json_object,
     read_tensors,
-    weight_files,
 )
 from qwen3app.errors import ModelError
+from qwen3app.sizes import format_bytes
 from qwen3app.text.errors import TextError
 from qwen3app.text.files import read_text
+from qwen3app.weights_index import read_json, read_json_object, weight_files
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:

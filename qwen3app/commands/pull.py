@@ -1,0 +1,36 @@
+"""`qwen3-8b pull`: the flags around hub/pull.py, and what it says at the end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from qwen3app.errors import UsageError
+from qwen3app.hub.names import parse_name
+from qwen3app.hub.progress import progress_on
+from qwen3app.hub.pull import pull
+
+
+def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="OWNER/NAME on the Hub, like Qwen/Qwen3-8B; @REVISION may follow")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="put the files into this folder (default: the Hub's cache, which other tools share: $HF_HUB_CACHE, else "
+        "$HF_HOME/hub, else ~/.cache/huggingface/hub)",
+    )
+
+
+def run_pull(args: argparse.Namespace) -> int:
+    """Prints the model's directory on stdout; the rest goes to stderr."""
+    name = parse_name(args.name)
+    if name is None:
+        raise UsageError(f"{args.name!r} is no name on the Hub; give OWNER/NAME, like Qwen/Qwen3-8B.")
+    folder: Path | None = args.dir
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} (--dir) is a file; give a folder.")
+    directory = pull(name, progress_on(sys.stderr), folder)
+    print(directory)
+    return 0

@@ -1,0 +1,81 @@
+"""Names of models on the Hub, and where the Hub's cache keeps them on this machine.
+
+Owns the form of a name and the reading half of the cache's layout, which all tools of the Hub share:
+`models--OWNER--NAME/{refs/REVISION, snapshots/COMMIT/FILE -> ../../blobs/HASH}`. Refuses to touch the network. Pure
+functions over the file system; any thread.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen3app.errors import ModelError
+from qwen3app.weights_index import weight_files
+
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_NAME = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_MAX_NAME = 96  # the Hub's own limit for each name
+_FOLDER_PREFIX = "models--"
+
+
+@dataclass(frozen=True)
+class HubName:
+    repo: str  # OWNER/NAME
+    revision: str = "main"  # a branch, a tag or a commit
+
+    def __str__(self) -> str:
+        return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
+
+    def folder(self, cache: Path) -> Path:
+        """Where the cache keeps all revisions of this model."""
+        return cache / (_FOLDER_PREFIX + self.repo.replace("/", "--"))
+
+
+def parse_name(text: str) -> HubName | None:
+    """OWNER/NAME or OWNER/NAME@REVISION; None for what cannot be a name on the Hub."""
+    match = _NAME.fullmatch(text)
+    if match is None or len(match[1]) > _MAX_NAME or "--" in match[1] or ".." in text:
+        return None
+    return HubName(match[1], match[2] or "main")
+
+
+def cache_directory() -> Path:
+    """The Hub's cache: $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def find_cached(name: HubName, cache: Path) -> Path | None:
+    """The directory of a model that is in the cache with all its weights, else None."""
+    folder = name.folder(cache)
+    commit = name.revision
+    if not COMMIT.fullmatch(commit):
+        try:
+            commit = (folder / "refs" / name.revision).read_text("ascii").strip()
+        except (OSError, ValueError):
+            return None
+    directory = folder / "snapshots" / commit
+    return directory if is_complete(directory) else None
+
+
+def is_complete(directory: Path) -> bool:
+    """Whether a model directory has its configuration, its tokenizer and every file of weights that it names."""
+    try:
+        weights = weight_files(directory)
+    except ModelError:
+        return False
+    needed = [directory / "config.json", directory / "tokenizer.json", *weights]
+    return bool(weights) and all(path.is_file() for path in needed)
+
+
+def model_name(directory: Path) -> str:
+    """What to call a model: its name on the Hub for a directory of the Hub's cache, else the directory's own."""
+    path = directory.resolve()
+    folder = path.parent.parent.name
+    if path.parent.name == "snapshots" and folder.startswith(_FOLDER_PREFIX):
+        return folder.removeprefix(_FOLDER_PREFIX).replace("--", "/", 1)
+    return path.name

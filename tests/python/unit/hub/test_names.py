@@ -1,0 +1,181 @@
+"""Names, where they lead, and that a path never leads to the network."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import PROGRAM, Run
+from fake_hub import COMMIT, FakeHub
+from patience import PATIENCE
+from served import RealServer, wait_for
+
+from qwen3app.hub.names import HubName, find_cached, model_name, parse_name
+from qwen3app.hub.progress import Bars, Lines
+
+
+def test_what_is_a_name() -> None:
+    assert parse_name("Qwen/Qwen3-8B") == HubName("Qwen/Qwen3-8B", "main")
+    assert parse_name("a/b.c_d@v1.0") == HubName("a/b.c_d", "v1.0")
+    assert parse_name("a/b@refs/pr/1") == HubName("a/b", "refs/pr/1")
+    assert str(HubName("a/b")) == "a/b" and str(HubName("a/b", "v1")) == "a/b@v1"
+    wrong = (
+        "a",
+        "a/b/c",
+        "./a/b",
+        "../a",
+        "a/..",
+        "/a/b",
+        "a/b/",
+        "~/a",
+        "a b/c",
+        "a/b@",
+        "a--b/c",
+        "-a/b",
+        "a/b-",
+        "",
+    )
+    for text in (*wrong, "a/b@../x", "a/" + "b" * 100):
+        assert parse_name(text) is None, text
+
+
+def test_where_the_cache_has_it(tmp_path: Path) -> None:
+    name = HubName("Qwen/x")
+    folder = tmp_path / "models--Qwen--x"
+    snapshot = folder / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    for file in ("config.json", "tokenizer.json", "a.safetensors"):
+        (snapshot / file).write_text("{}")
+    assert find_cached(name, tmp_path) is None  # no reference says which commit is main
+    (folder / "refs" / "main").write_text(COMMIT + "\n")
+    assert find_cached(name, tmp_path) is None  # no weights
+    index = snapshot / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"t": "a.safetensors", "u": "b.safetensors"}}))
+    assert find_cached(name, tmp_path) is None  # one shard of two
+    (snapshot / "b.safetensors").symlink_to("../../blobs/none")
+    assert find_cached(name, tmp_path) is None  # a link to nothing
+    (snapshot / "b.safetensors").unlink()
+    (snapshot / "b.safetensors").touch()
+    assert find_cached(name, tmp_path) == snapshot
+    assert find_cached(HubName("Qwen/x", COMMIT), tmp_path) == snapshot
+    assert find_cached(HubName("Qwen/x", "v2"), tmp_path) is None
+    index.write_text("broken")
+    assert find_cached(name, tmp_path) is None
+
+
+def test_what_a_directory_is_called(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    assert model_name(snapshot) == "Qwen/Qwen3-8B"
+    assert model_name(tmp_path / "qwen3-8b") == "qwen3-8b"
+    (tmp_path / "link").symlink_to(snapshot)
+    assert model_name(tmp_path / "link") == "Qwen/Qwen3-8B"
+
+
+def test_a_name_is_pulled_once_and_then_needs_no_network(run: Run, hub: FakeHub) -> None:
+    flags = ("--once", "Hello", "--max-tokens", "3", "--temp", "0", "--threads", "1", "--kv-gb", "0.05")
+    first = run("chat", "--model", "Qwen/tiny", *flags)
+    assert first.returncode == 0 and "Qwen/tiny is complete in" in first.stderr
+    hub.close()
+    again = run("chat", "--model", "Qwen/tiny", *flags)
+    assert (again.returncode, again.stdout) == (0, first.stdout) and "Hub" not in again.stderr
+    assert run("chat", *flags, QWEN3_MODEL="Qwen/tiny").stdout == first.stdout
+    info = json.loads(run("info", "--json", "--model", "Qwen/tiny").stdout)
+    assert info["model"]["directory"].endswith(f"models--Qwen--tiny/snapshots/{COMMIT}")
+
+
+def test_info_and_verify_do_not_download(run: Run, hub: FakeHub) -> None:
+    for command in ("info", "verify"):
+        done = run(command, "--model", "Qwen/tiny")
+        assert done.returncode == 2 and done.stderr.endswith("get it with `qwen3-8b pull Qwen/tiny`.\n")
+    assert not hub.seen
+
+
+def test_bench_takes_a_name(run: Run) -> None:
+    flags = ("--prompt", "8", "--batch", "1", "--context", "8", "--repeat", "1", "--kv-gb", "0.05", "--format", "json")
+    done = run("bench", "--model", "Qwen/tiny", *flags)
+    assert json.loads(done.stdout)["model"]["name"] == "Qwen/tiny", done.stderr
+
+
+def test_paths_and_offline_never_lead_to_the_network(run: Run, hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "here" / "models").mkdir()
+    slip = run("chat", "--model", "models/qwen3-8b", "--once", "x")
+    assert slip.returncode == 2 and slip.stderr == (
+        "qwen3-8b: The model directory models/qwen3-8b (--model) does not exist; check the path, or get a model of "
+        "this name with `qwen3-8b pull models/qwen3-8b`.\n"
+    )
+    for path in ("./Qwen/tiny", "/no/where", "../Qwen/tiny", "nowhere", "a/b/c"):
+        done = run("chat", "--model", path, "--once", "x")
+        assert done.returncode == 2 and done.stderr.endswith("does not exist; check the path.\n"), done.stderr
+    offline = run("chat", "--model", "Qwen/tiny", "--once", "x", HF_HUB_OFFLINE="1")
+    assert offline.returncode == 1 and "HF_HUB_OFFLINE is set, and Qwen/tiny is not here in full" in offline.stderr
+    none = run("chat", "--once", "x")
+    assert none.returncode == 2 and "`qwen3-8b pull Qwen/Qwen3-8B --dir models/qwen3-8b`" in none.stderr
+    assert not hub.seen
+
+
+def test_a_directory_wins_over_a_name(run: Run, hub: FakeHub, tmp_path: Path, tiny_model_dir: Path) -> None:
+    (tmp_path / "here" / "Qwen").mkdir()
+    (tmp_path / "here" / "Qwen" / "tiny").symlink_to(tiny_model_dir)
+    assert json.loads(run("info", "--json", "--model", "Qwen/tiny").stdout)["model"]["directory"] == "Qwen/tiny"
+    assert not hub.seen
+
+
+def test_a_server_downloads_before_it_starts(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, "serve", "--model", "Qwen/tiny", "--port", "0", "--kv-gb", "0.05"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log, env=environment)
+    server = RealServer(process, "", tmp_path / "log")
+    try:
+        wait_for(server, '"event":"ready"')
+        lines = [json.loads(line) for line in server.log.splitlines()]
+        told = [line["message"] for line in lines if line["event"] == "download"]
+        assert told[0].startswith("Downloading Qwen/tiny from ") and "Downloaded 100 % of 3.94 MB." in told
+        page = next(line["page"] for line in lines if line["event"] == "ready")
+        models = httpx.get(f"{page}v1/models", timeout=PATIENCE).json()
+        assert models["data"][0]["id"] == "Qwen/tiny"
+        assert httpx.get(f"{page}v1/models/Qwen/tiny", timeout=PATIENCE).status_code == 200
+    finally:
+        assert server.stop() == 0
+
+
+def test_lines_are_told_each_tenth() -> None:
+    told: list[str] = []
+    lines = Lines(told.append)
+    lines.begin(1000, 250)
+    for n in (49, 1, 300, -500, 900):
+        lines.advance("f", n)
+    lines.end()
+    assert told == ["Downloaded 30 % of 1 kB.", "Downloaded 60 % of 1 kB.", "Downloaded 100 % of 1 kB."]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", os.environ | {"TERM": "xterm", "COLUMNS": "120"})
+    terminal = _Terminal()
+    bars = Bars(terminal)
+    bars.say("A sentence with [brackets].")
+    bars.begin(4_000_000, 1_000_000)
+    bars.open_file("model.safetensors", 3_000_000, 0)
+    bars.advance("model.safetensors", 2_000_000)
+    bars.say("In between.")
+    bars._progress.refresh()
+    bars.close_file("model.safetensors")
+    bars.end()
+    bars.end()
+    shown = terminal.getvalue()
+    assert "A sentence with [brackets].\n" in shown and "In between." in shown
+    assert "model.safetensors" in shown and "3.0/4.0 MB" in shown and "2.0/3.0 MB" in shown
