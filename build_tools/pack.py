@@ -33,7 +33,7 @@ HEADER = ROOT / "native" / "include" / "qwen3.h"
 
 
 # Distributions that our dependencies name but that qwen3-8b.spec leaves out: nothing of theirs is inside.
-EXCLUDED = {"faker", "httpx", "httpx2", "huggingface-hub", "polyfactory", "rich-click"}
+EXCLUDED = {"faker", "fsspec", "hf-xet", "httpx", "polyfactory", "rich-click"}
 
 
 def fail(sentence: str) -> SystemExit:

@@ -18,6 +18,7 @@ from typing import TextIO
 RUNTIME_DISTRIBUTIONS = (
     "cffi",
     "httptools",
+    "huggingface_hub",
     "jinja2",
     "litestar",
     "llguidance",

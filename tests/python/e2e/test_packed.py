@@ -14,6 +14,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from fake_hub import FakeHub
 from patience import PATIENCE, wait_until
 
 from .conftest import ROOT, Run, Serve, clean_environment
@@ -63,6 +64,22 @@ def test_chat_once_prints_the_answer_alone(run: Run, tiny_model_dir: Path) -> No
 def test_chat_reads_a_model_from_the_variable(run: Run, tiny_model_dir: Path) -> None:
     result = run("chat", "--once", "Hi", "--max-tokens", "3", QWEN3_MODEL=str(tiny_model_dir))
     assert result.returncode == 0, result.stderr
+
+
+def test_pull_from_a_hub_and_chat_by_name(run: Run, tiny_model_dir: Path, tmp_path: Path) -> None:
+    hub = FakeHub()
+    hub.add_directory("Qwen/tiny", tiny_model_dir)
+    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+    pulled = run("pull", "Qwen/tiny", **environment)
+    assert pulled.returncode == 0, pulled.stderr
+    assert (Path(pulled.stdout.strip()) / "model.safetensors").is_file()
+    refused = run("pull", "Qwen/none", **environment)
+    assert refused.returncode == 1 and "has no model Qwen/none" in refused.stderr
+    hub.close()
+    unreachable = run("pull", "Qwen/tiny", **environment | {"HF_HUB_OFFLINE": "1"})
+    assert unreachable.returncode == 0, unreachable.stderr
+    answer = run("chat", "--model", "Qwen/tiny", "--once", "Hi", "--max-tokens", "3", **environment)
+    assert answer.returncode == 0, answer.stderr
 
 
 def test_info_and_verify(run: Run, tiny_model_dir: Path) -> None:

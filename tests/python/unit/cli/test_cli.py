@@ -83,7 +83,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--prot", "80"], "did you mean --port?"),
         (["serve", "--port", "99999"], "--port"),
         (["chta"], "there is no command 'chta'; did you mean chat?"),
-        (["frobnicate"], "there is no command 'frobnicate'; there are serve, chat, info, verify, bench, profile"),
+        (["frobnicate"], "there is no command 'frobnicate'; there are serve, chat, pull, info, verify, bench, profile"),
         (["--verson"], "there is no flag --verson; did you mean --version?"),
         (["verify", "--model"], "expected one argument"),
         (["info", "--log-level", "loud"], "invalid choice: 'loud'"),

@@ -18,7 +18,8 @@ from qwen3app.abi import engine as abi_engine
 from qwen3app.commands import verify as verify_module
 from qwen3app.commands.verify import count_broken, run_verify, verify
 from qwen3app.errors import EngineError, ModelError, Status
-from qwen3app.text import generation_config, template, tokenizer
+from qwen3app.text import check, template, tokenizer
+from qwen3app.text.errors import TextError
 
 
 class Tty(io.StringIO):
@@ -158,13 +159,13 @@ def test_a_header_that_only_we_find_broken(model_dir: Path) -> None:
 
 def test_text_files_and_index_are_checked(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Any:
-        raise ModelError("tokenizer.json is broken.")
+        raise TextError("tokenizer.json is broken.")
 
     def gone(*_: object) -> Any:
         raise OSError("generation_config.json is gone")
 
     monkeypatch.setattr(tokenizer.Tokenizer, "from_dir", broken)
-    monkeypatch.setattr(generation_config, "load_sampling_defaults", gone)
+    monkeypatch.setattr(check, "load_sampling_defaults", gone)
     (model_dir / "model.safetensors.index.json").write_text("[]")
     problems = verify(model_dir).problems
     assert problems[:2] == ["tokenizer.json is broken.", "generation_config.json is gone"]

@@ -103,7 +103,7 @@ def test_readme_make_targets_exist() -> None:
 
 def test_readme_commands_parse() -> None:
     commands = [line.split() for line in shell_lines() if line.startswith("qwen3-8b ")]
-    assert {words[1] for words in commands} == {"info", "verify", "chat", "serve", "bench", "profile"}
+    assert {words[1] for words in commands} == {"pull", "info", "verify", "chat", "serve", "bench", "profile"}
     parser, _ = build_parser()
     for words in commands:
         without_question = [word for word in words[1:] if not word.startswith('"') and not word.endswith('"')]
