@@ -63,7 +63,7 @@ def model_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(abi_engine, "Engine", Engine)
     monkeypatch.setattr(tokenizer.Tokenizer, "from_dir", lambda path: None)
     monkeypatch.setattr(template.ChatTemplate, "from_dir", lambda path, tokenizer: None)
-    monkeypatch.setattr(generation_config, "load_sampling_defaults", lambda path: None)
+    monkeypatch.setattr(check, "load_sampling_defaults", lambda path: None)
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text("{}")
