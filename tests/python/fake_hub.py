@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# The program, which does not wait between tries. QWEN3_TEST_FREE: what the disk says is free.
+PROGRAM = """
+import os, shutil, sys
+from types import SimpleNamespace
+from qwen3app.cli import main
+from qwen3app.hub.client import Patience
+
+Patience.__init__.__defaults__ = (Patience.tries, 0.0)
+if free := os.environ.get("QWEN3_TEST_FREE"):
+    shutil.disk_usage = lambda path: SimpleNamespace(free=int(free))
+sys.exit(main())
+"""
 
 COMMIT = "c0ffee" + "0" * 34
 LARGE = 4096  # files of this many bytes and more lie in the store

@@ -5,27 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_hub import FakeHub
+from fake_hub import PROGRAM, FakeHub, Run
 from served import ROOT
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-# The program, which does not wait between tries. QWEN3_TEST_FREE: what the disk says is free.
-PROGRAM = """
-import os, shutil, sys
-from types import SimpleNamespace
-from qwen3app.cli import main
-from qwen3app.hub.client import Patience
-
-Patience.__init__.__defaults__ = (Patience.tries, 0.0)
-if free := os.environ.get("QWEN3_TEST_FREE"):
-    shutil.disk_usage = lambda path: SimpleNamespace(free=int(free))
-sys.exit(main())
-"""
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import PROGRAM, Run
-from fake_hub import COMMIT, FakeHub
+from fake_hub import COMMIT, PROGRAM, FakeHub, Run
 from patience import PATIENCE
 from served import RealServer, wait_for
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PROGRAM, Run
-from fake_hub import COMMIT, FakeHub
+from fake_hub import COMMIT, PROGRAM, FakeHub, Run
 from patience import PATIENCE, wait_until
 
 WEIGHTS = "/Qwen/tiny/model.safetensors?signed=yes"
