@@ -61,9 +61,15 @@ def patient_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
-def need(program: str, package: str) -> None:
+def need(command: str, package: str, least: tuple[int, int] = (0, 0)) -> None:
+    """Skips where the toolchain is missing, does not run, or is older than the example's README promises."""
+    program, *arguments = command.split()
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed (Debian: apt install {package})")
+    said = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False).stdout
+    version = re.search(r"(\d+)\.(\d+)", said)
+    if version is None or (int(version.group(1)), int(version.group(2))) < least:
+        pytest.skip(f"`{command}` says {said.strip()!r}, and {least[0]}.{least[1]} is needed")
 
 
 def shipped(name: str, library: Path, folder: Path, product: str) -> Path:
@@ -87,13 +93,13 @@ def shipped(name: str, library: Path, folder: Path, product: str) -> Path:
 
 @pytest.fixture(scope="module")
 def rust_stream(library: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    need("rustc", "rustc")
+    need("rustc --version", "rustc", (1, 63))
     return [str(shipped("rust", library, tmp_path_factory.mktemp("rust"), "stream"))]
 
 
 @pytest.fixture(scope="module")
 def node_stream(library: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    need("node", "nodejs")
+    need("node --version", "nodejs", (18, 3))
     packages = EXAMPLES / "node" / "node_modules"
     if not (packages / "koffi").is_dir():
         pytest.skip("koffi is not installed (npm install --prefix native/examples/node)")
@@ -229,8 +235,8 @@ def test_structs_written_by_hand_are_the_header_s(read: Callable[[str], list[tup
 
 @pytest.fixture(scope="module")
 def go_serve(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need("go", "golang-go")
-    need("gcc", "gcc")
+    need("go version", "golang-go", (1, 19))
+    need("gcc --version", "gcc")
     return shipped("go", library, tmp_path_factory.mktemp("go"), "serve")
 
 
