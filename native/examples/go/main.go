@@ -129,7 +129,7 @@ func run(addr, modelDir string) error {
 		return err
 	case <-running.Done():
 	}
-	patience, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	patience, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if web.Shutdown(patience) != nil {
 		return web.Close() // somebody does not read; writing to them fails now
