@@ -229,8 +229,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_address,
         default=(None, None),
         metavar="HOST[:PORT]",
-        help=f"address to listen on: HOST, HOST:PORT or :PORT (default: {DEFAULT_HOST}:{DEFAULT_PORT}; "
-        "0.0.0.0 for all interfaces)",
+        help=f"address to listen on: HOST, HOST:PORT or :PORT (default: {DEFAULT_HOST}:{DEFAULT_PORT}; :PORT alone "
+        f"listens on {DEFAULT_HOST}, 0.0.0.0 or [::] on all interfaces)",
     )
     group.add_argument(
         "--port",

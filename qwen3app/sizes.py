@@ -15,4 +15,6 @@ def format_bytes(count: int) -> str:
 
 def format_memory(count: int) -> str:
     """Binary units, as memory and --kv-gb count."""
-    return f"{count / (1 << 30):.2f} GiB" if count >= 100 << 20 else f"{count / (1 << 20):.1f} MiB"
+    if count >= 100 << 20:
+        return f"{count / (1 << 30):.2f} GiB"
+    return f"{count / (1 << 20):.1f} MiB" if count >= 1 << 20 else f"{count / (1 << 10):.1f} KiB"

@@ -45,7 +45,10 @@ def cut_sentence(stats: TurnStats, how: str) -> str | None:
     if stats.finish != "length":
         return None
     if stats.context_full:
-        return "The context is full and the answer is cut: /reset begins a new conversation, --max-ctx makes room."
+        return (
+            "The context is full and the answer is cut: /reset begins a new conversation, "
+            f"{stats.more_context} makes room."
+        )
     return f"The answer is cut after {stats.tokens} tokens: raise max_tokens for longer ones ({how})."
 
 

@@ -46,6 +46,7 @@ class TurnStats:
     decode_seconds: float | None = None  # first token to last event by the engine's clock; None: it has not ended
     finish: str | None = None  # "stop", "length", "abort", "error"
     context_full: bool = False  # the context's end cut the answer, not max_tokens
+    more_context: str = "--max-ctx"  # the flag that makes room for more
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -95,6 +96,8 @@ class ChatSession:
         Close the iterator (aclosing) when leaving it early: that stops the answer and keeps what came. Raises
         AppError or TextError, each one sentence.
         """
+        from qwen3app.runtime.loaded_model import more_context
+
         question = {"role": "user", "content": text}
         self.stats = stats = TurnStats()
         started = time.monotonic()
@@ -104,9 +107,11 @@ class ChatSession:
         room = limit - stats.prompt_tokens
         if room < 1:
             advice = "use /reset to begin a new one" if self.messages else "ask something shorter"
+            flag = more_context(self.model.info)
+            how = f"a larger {flag}" if flag == "--max-ctx" else flag
             raise ContextFull(
                 f"The conversation has {stats.prompt_tokens} tokens and the context holds {limit}: {advice}, "
-                "or start the chat with a larger --max-ctx."
+                f"or start the chat with {how}."
             )
         max_tokens = min(room, self.settings.max_tokens or room)
         turn = _Turn(question)
@@ -137,6 +142,7 @@ class ChatSession:
                 stats.cached_tokens = usage.cached_tokens
                 stats.thought_tokens = usage.reasoning_tokens
             self._generation = None
+            stats.more_context = more_context(self.model.info)
             stats.context_full = stats.finish == "length" and max_tokens == room
             self._keep(turn)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from qwen3app.commands.format import format_count, print_json, shown
 from qwen3app.commands.model_files import TensorEntry, read_tensors
 from qwen3app.errors import AppError, EngineError, ModelError
-from qwen3app.sizes import format_bytes
+from qwen3app.sizes import format_bytes, format_memory
 from qwen3app.weights_index import read_json_object, weight_files
 
 if TYPE_CHECKING:
@@ -169,9 +169,16 @@ def memory_available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     return None
 
 
-def run_info(model_dir: Path, options: EngineOptions, *, as_json: bool = False, stdout: TextIO | None = None) -> int:
-    """Prints the description on stdout. 0 even if the engine cannot run the model here: saying so is the answer."""
-    stdout = stdout or sys.stdout
+def run_info(
+    model_dir: Path,
+    options: EngineOptions,
+    *,
+    as_json: bool = False,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+) -> int:
+    """Prints the description on stdout. 1 if the model cannot run here with these options: stderr says why, too."""
+    stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
     if not model_dir.is_dir():
         raise ModelError(f"There is no model directory {model_dir}: give one with --model.")
     description = describe(model_dir, options)
@@ -179,7 +186,11 @@ def run_info(model_dir: Path, options: EngineOptions, *, as_json: bool = False, 
         print_json(description, stdout)
     else:
         stdout.write(to_text(description))
-    return 0
+    problem = description["machine"].get("error") or description["model"]["tokenizer"].get("error")
+    if problem is None:
+        return 0
+    stderr.write(f"qwen3-8b: cannot run: {shown(problem)}\n")
+    return 1
 
 
 def to_text(description: dict[str, Any]) -> str:
@@ -201,7 +212,7 @@ def to_text(description: dict[str, Any]) -> str:
         ("template", model["chat_template"]),
     ]
     needs_rows = [
-        ("weights", format_bytes(needs["weight_bytes"]) + " in bf16"),
+        ("weights", format_memory(needs["weight_bytes"]) + " in bf16"),
         ("KV per token", _bytes(needs["kv_bytes_per_token"])),
         ("KV of a full request", _bytes(needs["kv_bytes_full_context"])),
     ]
@@ -215,9 +226,9 @@ def to_text(description: dict[str, Any]) -> str:
         full = machine["full_requests"]
         here_rows += [
             ("device", f"{machine['device']}: {machine['device_name']}, {machine['kernels']} kernels{threads}"),
-            ("weights", format_bytes(machine["weight_bytes"])),
-            ("KV pool", f"{format_bytes(machine['kv_bytes'])}: {machine['kv_tokens']:,} tokens"),
-            ("workspace", format_bytes(machine["workspace_bytes"])),
+            ("weights", format_memory(machine["weight_bytes"])),
+            ("KV pool", f"{format_memory(machine['kv_bytes'])}: {machine['kv_tokens']:,} tokens"),
+            ("workspace", format_memory(machine["workspace_bytes"])),
             ("longest request", f"{machine['max_context']:,} of the model's {machine['model_max_context']:,} tokens"),
             (
                 "at once",
@@ -247,4 +258,4 @@ def _number(value: object) -> str:
 
 
 def _bytes(count: int | None) -> str:
-    return "unknown" if count is None else format_bytes(count)
+    return "unknown" if count is None else format_memory(count)

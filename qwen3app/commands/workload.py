@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from qwen3app.abi.engine import Engine
 from qwen3app.abi.types import EngineInfo, EngineRequest, Event, EventKind, FinishCode
 from qwen3app.errors import EngineError, Status
+from qwen3app.runtime.loaded_model import more_context
 
 _POLL_MS = 250  # Python sees Ctrl-C between polls
 _SILENCE_S = 600.0  # the longest step: a prompt of a large model on few cores
@@ -50,17 +51,20 @@ def time_decode(engine: Engine, prompts: list[list[int]], n_steps: int) -> Decod
     info = engine.info()
     room = min(info.max_context, info.n_blocks * info.block_size) - max(map(len, prompts))
     times = _run(engine, prompts, max_tokens=room, enough=n_steps + 1)
-    return decode_time(list(map(len, prompts)), times.tokens, n_steps)
+    more = "--kv-gb" if info.n_blocks * info.block_size < info.max_context else more_context(info)
+    return decode_time(list(map(len, prompts)), times.tokens, n_steps, more)
 
 
-def decode_time(prompt_lengths: list[int], times: list[list[int]], n_steps: int) -> DecodeTime:
-    """times: per prompt, when each of its tokens came, in nanoseconds; the last to begin has n_steps + 1 at least."""
+def decode_time(prompt_lengths: list[int], times: list[list[int]], n_steps: int, more: str = "--max-ctx") -> DecodeTime:
+    """times: per prompt, when each of its tokens came, in nanoseconds; the last to begin has n_steps + 1 at least.
+    more: the flag that makes room for longer ones."""
     last = max(times, key=lambda tokens: tokens[0])
     begin, end = last[0], last[n_steps]
     if min(tokens[-1] for tokens in times) <= last[n_steps - 1]:  # not in the last step
         raise EngineError(
             Status.CONTEXT_OVERFLOW,
-            "The first sequences filled the context before the last one had written its tokens; give more (--max-ctx).",
+            "The first sequences filled the context before the last one had written its tokens; measure fewer or "
+            f"shorter ones, or give more room ({more}).",
         )
     had = sum(sum(1 for time in tokens if time <= begin) for tokens in times) / len(times)
     context = sum(prompt_lengths) / len(prompt_lengths)

@@ -196,6 +196,11 @@ def in_flags(sentence: str) -> str:
     return _FLAGS.get(first, first) + space + rest
 
 
+def more_context(info: EngineInfo) -> str:
+    """The flag that makes room for longer requests: --max-ctx as long as the model itself allows more, else --yarn."""
+    return "--max-ctx" if info.max_context < info.model_max_context else "--yarn"
+
+
 def _count_token_ids(path: Path) -> int | None:
     """1 + the highest id in tokenizer.json, without building the tokenizer. None: the file has another shape."""
     if not path.is_file():

@@ -39,7 +39,7 @@ def ledger(model: LoadedModel) -> dict[str, Any]:
         "total_bytes": info.total_bytes,
         "prefix_cache": info.prefix_cache,
         "load_seconds": {phase: round(seconds, 3) for phase, seconds in model.load_phases.items()},
-        "template": model.template.notice,
+        "template": model.template.name,
         "message": sentence(model),
     }
 

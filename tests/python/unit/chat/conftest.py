@@ -45,7 +45,9 @@ class FakeModel:
     name: str = "tiny"
     template: FakeTemplate = field(default_factory=FakeTemplate)
     defaults: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20))
-    info: Any = field(default_factory=lambda: SimpleNamespace(max_context=1000, device="cpu", kernels="avx2"))
+    info: Any = field(
+        default_factory=lambda: SimpleNamespace(max_context=1000, model_max_context=1000, device="cpu", kernels="avx2")
+    )
     closed: bool = False
 
     def close(self) -> None:

@@ -70,7 +70,8 @@ def test_line_of_numbers() -> None:
 def test_a_cut_answer_says_why() -> None:
     assert cut_sentence(TurnStats(finish="stop"), "--x") is None
     assert str(cut_sentence(TurnStats(finish="length", tokens=5), "--x N")).endswith("(--x N).")
-    assert "/reset" in str(cut_sentence(TurnStats(finish="length", context_full=True), "--x"))
+    full = TurnStats(finish="length", context_full=True, more_context="--yarn")
+    assert str(cut_sentence(full, "--x")).endswith("/reset begins a new conversation, --yarn makes room.")
 
 
 def test_the_reason_stands_before_the_numbers(renderer: Renderer, screen: io.StringIO) -> None:

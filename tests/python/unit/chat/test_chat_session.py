@@ -77,7 +77,10 @@ async def test_a_full_context_is_one_sentence_with_advice(session: ChatSession, 
     with pytest.raises(ContextFull, match=f"has {length} tokens and the context holds 1000: ask something shorter"):
         await ask(session, "x" * length)
     await ask(session, "x" * 999)
-    with pytest.raises(ContextFull, match=r"use /reset to begin a new one.*--max-ctx"):
+    with pytest.raises(ContextFull, match=r"use /reset to begin a new one, or start the chat with --yarn\.$"):
+        await ask(session, "y")
+    session.model.info.model_max_context = 40_960
+    with pytest.raises(ContextFull, match=r"or start the chat with a larger --max-ctx\.$"):
         await ask(session, "y")
     assert len(runtime.generations) == 1
     assert [message["role"] for message in session.messages] == ["user", "assistant"]

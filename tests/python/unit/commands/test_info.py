@@ -119,7 +119,7 @@ def test_a_model_that_runs(model_dir: Path) -> None:
     for part in (
         "Qwen3ForCausalLM",
         "28 layers",
-        "115 kB",
+        "112.0 KiB",
         "theta 1,000,000",
         "151645 <|im_end|>",
         "built in (the model brings none)",
@@ -154,6 +154,9 @@ def test_a_model_that_cannot_run_is_still_described(model_dir: Path, monkeypatch
     monkeypatch.setattr(FakeEngine, "open", refuse)
     monkeypatch.setattr(tokenizer.Tokenizer, "from_dir", broken)
     text = to_text(describe(model_dir, EngineOptions()))
+    out, err = io.StringIO(), io.StringIO()
+    assert run_info(model_dir, EngineOptions(), stdout=out, stderr=err) == 1
+    assert out.getvalue() == text and err.getvalue() == "qwen3-8b: cannot run: The weights need 16 GB.\n"
     assert "cannot run" in text and "The weights need 16 GB." in text
     assert "tokenizer.json is broken." in text and "ends at" in text
 

@@ -401,7 +401,8 @@ async def test_one_json_line_per_request(text_parts: TextParts, capfd: pytest.Ca
     ]
     ledger = next(line for line in lines if line["event"] == "ledger")
     assert ledger["kv_tokens"] == 64 * 32 and ledger["kv_full_requests"] == 4
-    assert "weights 3.9 MB" in ledger["message"]
+    assert "weights 3.8 MiB" in ledger["message"] and "GB" not in ledger["message"]
+    assert ledger["template"].endswith("chat_template.jinja")
 
 
 async def test_bugs_are_500_without_details(text_parts: TextParts, capfd: pytest.CaptureFixture[str]) -> None:
