@@ -115,9 +115,9 @@ enum { QWEN3_LOG_DEBUG = 0, QWEN3_LOG_INFO = 1, QWEN3_LOG_WARNING = 2, QWEN3_LOG
  * the library and must not throw or longjmp. */
 typedef void (*qwen3_log_callback)(void* user, qwen3_log_level level, const char* line);
 
-/* Called on the opening thread while qwen3_engine_open works: `phase` is a static string ("map", "weights", "kv",
- * "warmup"), done and total are bytes or steps of that phase. Return 0 to go on, anything else to stop: open then
- * returns QWEN3_CANCELLED. */
+/* Called on the opening thread while qwen3_engine_open works: `phase` is a static string ("map": the files, "weights",
+ * "kv": workspace and KV pool), done and total are bytes or steps of that phase. Return 0 to go on, anything else to
+ * stop: open then returns QWEN3_CANCELLED. */
 typedef int32_t (*qwen3_progress_callback)(void* user, const char* phase, uint64_t done, uint64_t total);
 
 typedef struct qwen3_options {

@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], bool | None]
 Load = Callable[[Progress], "LoadedModel"]
 
 _STOP_SECONDS = 2.0  # the time a load has to notice that it shall stop
-_PHASES = {"map": "opening the files", "weights": "weights", "kv": "KV cache", "warmup": "warming up"}
+_PHASES = {"map": "opening the files", "weights": "weights", "kv": "KV cache"}
 
 
 class ProgressLine:

@@ -45,7 +45,8 @@ class LoadedModel:
     info: EngineInfo
     max_queue: int = EngineOptions.max_queue  # samples that may wait
     grammar_tokens: GrammarTokens | None = None  # for constraints; None: made when the first one comes
-    load_phases: dict[str, float] = field(default_factory=dict)  # phase -> seconds; tokenizer runs beside the others
+    load_phases: dict[str, float] = field(default_factory=dict)  # phase -> seconds, in their order and without gaps
+    text_seconds: float = 0.0  # what tokenizer and template took, on a thread beside the other phases
 
     @classmethod
     def load(
@@ -60,8 +61,7 @@ class LoadedModel:
     ) -> LoadedModel:
         """Blocks until the model is ready; call it in a thread from asyncio. constraints: prepares for them, which
         later would stall all threads for most of a second."""
-        begin = time.perf_counter()
-        phases: dict[str, float] = {}
+        clock = _PhaseClock("ids", progress)
         _check_directory(directory)
         text: dict[str, Any] = {}
 
@@ -76,11 +76,10 @@ class LoadedModel:
                     text["grammar_tokens"] = GrammarTokens(tokenizer)
             except BaseException as error:
                 text["error"] = error
-            phases["tokenizer"] = time.perf_counter() - start
+            text["seconds"] = time.perf_counter() - start
 
         thread = threading.Thread(target=load_text, name="load-text", daemon=True)
         thread.start()
-        clock = _PhaseClock(phases, progress)
         engine: Engine | None = None
         n_token_ids: int | None = None
         try:
@@ -89,15 +88,16 @@ class LoadedModel:
                 thread.join()
                 _raise_text_error(text)
                 n_token_ids = text["tokenizer"].n_ids
+            clock.enter("library")
             engine = Engine.open(directory, replace(options, n_token_ids=n_token_ids), clock.progress, on_log)
-            clock.end()
+            clock.enter("text")
             thread.join()
             _raise_text_error(text)
             if text["tokenizer"].n_ids != n_token_ids:
                 n_token_ids = text["tokenizer"].n_ids
                 engine.close()
                 engine = Engine.open(directory, replace(options, n_token_ids=n_token_ids), clock.progress, on_log)
-                clock.end()
+                clock.enter("text")
             info = engine.info()
         except BaseException as error:
             thread.join()
@@ -108,7 +108,7 @@ class LoadedModel:
             if error.status == Status.INVALID_ARGUMENT:
                 _raise_vocab_mismatch(directory, n_token_ids or 0)
             raise EngineError(error.status, in_flags(str(error))) from None
-        phases["total"] = time.perf_counter() - begin
+        clock.enter("")
         return cls(
             directory=directory,
             name=name or model_name(directory),
@@ -119,7 +119,8 @@ class LoadedModel:
             info=info,
             max_queue=options.max_queue,
             grammar_tokens=text.get("grammar_tokens"),
-            load_phases=phases,
+            load_phases=clock.seconds,
+            text_seconds=text["seconds"],
         )
 
     def close(self) -> None:
@@ -128,24 +129,23 @@ class LoadedModel:
 
 
 class _PhaseClock:
-    """Measures the engine's phases from its progress calls and hands those on."""
+    """Cuts the time of a load into phases without gaps, the engine's own by its progress calls, which it hands on."""
 
-    def __init__(self, phases: dict[str, float], progress: Progress | None) -> None:
-        self._phases = phases
+    def __init__(self, first: str, progress: Progress | None) -> None:
+        self.seconds: dict[str, float] = {}
         self._progress = progress
-        self._phase = ""
-        self._start = 0.0
+        self._phase = first
+        self._start = time.perf_counter()
+
+    def enter(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._start
+        self._phase, self._start = phase, now
 
     def progress(self, phase: str, done: int, total: int) -> bool | None:
         if phase != self._phase:
-            self.end()
-            self._phase, self._start = phase, time.perf_counter()
+            self.enter(phase)
         return self._progress(phase, done, total) if self._progress is not None else None
-
-    def end(self) -> None:
-        if self._phase:
-            self._phases[self._phase] = self._phases.get(self._phase, 0.0) + time.perf_counter() - self._start
-            self._phase = ""
 
 
 def _check_directory(directory: Path) -> None:

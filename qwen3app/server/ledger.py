@@ -1,7 +1,10 @@
-"""The ledger of a start: where the memory went and where the seconds went. Pure functions over LoadedModel."""
+"""The ledger of a start: where the memory went and where the seconds went. Functions over LoadedModel and the clock."""
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 from qwen3app.runtime import LoadedModel
@@ -14,8 +17,22 @@ def kv_bytes_per_token(model: LoadedModel) -> int:
     return 2 * info.n_layers * info.n_kv_heads * info.head_dim * 2
 
 
-def ledger(model: LoadedModel) -> dict[str, Any]:
-    """Fields of the log line."""
+def process_seconds() -> float:
+    """How long this process has been there, to a hundredth: the one file's unpacking counts."""
+    # The name, the second field, may hold anything; behind its parenthesis the start in ticks since boot is the 20th.
+    ticks = int(Path("/proc/self/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def start_seconds(model: LoadedModel, before: float, now: float) -> dict[str, float]:
+    """Where the seconds of a start went: phases without gaps, which add up to the total. before: from the process's
+    begin to that of loading; now: to this moment."""
+    load = model.load_phases
+    return {"program": before, **load, "listen": now - before - sum(load.values()), "total": now}
+
+
+def ledger(model: LoadedModel, seconds: dict[str, float]) -> dict[str, Any]:
+    """Fields of the log line. seconds: of start_seconds."""
     info = model.info
     tokens = info.n_blocks * info.block_size
     return {
@@ -38,14 +55,15 @@ def ledger(model: LoadedModel) -> dict[str, Any]:
         "free_bytes_before": info.free_bytes,
         "total_bytes": info.total_bytes,
         "prefix_cache": info.prefix_cache,
-        "load_seconds": {phase: round(seconds, 3) for phase, seconds in model.load_phases.items()},
+        "start_seconds": {phase: round(value, 3) for phase, value in seconds.items()},
+        "text_seconds": round(model.text_seconds, 3),
         "template": model.template.name,
-        "message": sentence(model),
+        "message": sentence(model, seconds["total"]),
     }
 
 
-def sentence(model: LoadedModel) -> str:
-    """The ledger for a person."""
+def sentence(model: LoadedModel, total: float) -> str:
+    """The ledger in one line."""
     info = model.info
     tokens = info.n_blocks * info.block_size
     gpu = (
@@ -56,5 +74,38 @@ def sentence(model: LoadedModel) -> str:
     return (
         f"weights {format_memory(info.weight_bytes)}, KV {format_memory(info.kv_bytes)} = {tokens:,} tokens = "
         f"{tokens / max(info.max_context, 1):.1f} requests of {info.max_context:,} tokens, "
-        f"workspace {format_memory(info.workspace_bytes)}{gpu}; loaded in {model.load_phases.get('total', 0.0):.2f} s"
+        f"workspace {format_memory(info.workspace_bytes)}{gpu}; ready {total:.2f} s after the start"
     )
+
+
+_PHASES = {
+    "program": "program: unpacked, imported",
+    "ids": "token ids counted",
+    "library": "library and device opened",
+    "map": "files opened",
+    "weights": "weights read, moved",
+    "kv": "workspace and KV cache",
+    "text": "tokenizer, what was left",
+    "listen": "server imported, listening",
+    "total": "total",
+}
+
+
+def table(model: LoadedModel, seconds: dict[str, float]) -> str:
+    """The ledger for a terminal."""
+    info = model.info
+    requests = info.n_blocks * info.block_size / max(info.max_context, 1)
+    beside = {"text": f"{model.text_seconds:.2f} s beside the others"}
+    memory = [
+        ("weights", info.weight_bytes, ""),
+        ("KV cache", info.kv_bytes, f"{requests:.1f} requests of {info.max_context:,} tokens"),
+        ("workspace", info.workspace_bytes, ""),
+        ("recorded steps", info.graph_bytes, ""),
+        ("free before", info.free_bytes, ""),
+    ]
+    rows = [("Start", "seconds", "")]
+    rows += [(f"  {_PHASES[phase]}", f"{value:.3f}", beside.get(phase, "")) for phase, value in seconds.items()]
+    rows += [(f"Memory of {info.device}", "", "")]
+    rows += [(f"  {name}", format_memory(size), note) for name, size, note in memory if size]
+    width = max(len(name) for name, _, _ in rows)
+    return "".join(f"{f'{name:{width}} {value:>10}  {note}'.rstrip()}\n" for name, value, note in rows)

@@ -158,6 +158,7 @@ class Loader:
         self._model: LoadedModel | None = None
         self._error: BaseException | None = None
         self._abandoned = False
+        self.began = 0.0  # when loading began, in seconds of process_seconds
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._load, name="load-model", daemon=True)
         self._thread.start()
@@ -165,7 +166,9 @@ class Loader:
     def _load(self) -> None:
         try:
             from qwen3app.runtime.loaded_model import LoadedModel
+            from qwen3app.server.ledger import process_seconds
 
+            self.began = process_seconds()
             self._model = LoadedModel.load(
                 self._directory,
                 self._settings.engine.options(),
@@ -318,12 +321,15 @@ class Life:
     async def _begin(self, model: LoadedModel) -> None:
         """Begins to serve the model that has been loaded."""
         from qwen3app.runtime import Runtime
-        from qwen3app.server.ledger import ledger
+        from qwen3app.server.ledger import ledger, process_seconds, start_seconds, table
         from qwen3app.server.state import Serving
 
         runtime = Runtime(model, self._on_engine_failure)
         await runtime.start()
-        self._log.write("ledger", **ledger(model))
+        seconds = start_seconds(model, self._loader.began, process_seconds())
+        self._log.write("ledger", **ledger(model, seconds))
+        if sys.stderr.isatty():
+            sys.stderr.write(table(model, seconds))
         if model.template.notice:
             self._log.write("template", "warning", message=model.template.notice)
         # What lives until the end need not be looked at by every full collection: 65,000 objects, 75 ms in which no
@@ -335,8 +341,7 @@ class Life:
         self.state.serving = Serving(model, runtime)
         if self.state.draining:
             runtime.drain()
-        seconds = time.perf_counter() - self._began
-        self._log.write("ready", model=self.state.model_name, seconds=round(seconds, 3), page=self._page)
+        self._log.write("ready", model=self.state.model_name, seconds=round(process_seconds(), 3), page=self._page)
 
     async def _watch_progress(self) -> None:
         from qwen3app.server.state import Progress

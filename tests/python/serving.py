@@ -43,7 +43,8 @@ def make_model(parts: TextParts, engine: FakeEngine, defaults: SamplingDefaults 
         defaults=defaults or SamplingDefaults(),
         engine=engine,  # type: ignore[arg-type]
         info=engine.info(),
-        load_phases={"total": 0.5},
+        load_phases={"ids": 0.125, "weights": 0.5},
+        text_seconds=0.25,
     )
 
 
@@ -78,6 +79,7 @@ class FakeLoader:
 
     def __init__(self, model: LoadedModel | None, error: BaseException | None = None) -> None:
         self.progress = ("weights", 1, 4)
+        self.began = 0.25
         self.ready = asyncio.Event()
         self._model = model
         self._error = error

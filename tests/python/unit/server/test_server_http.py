@@ -403,6 +403,9 @@ async def test_one_json_line_per_request(text_parts: TextParts, capfd: pytest.Ca
     assert ledger["kv_tokens"] == 64 * 32 and ledger["kv_full_requests"] == 4
     assert "weights 3.8 MiB" in ledger["message"] and "GB" not in ledger["message"]
     assert ledger["template"].endswith("chat_template.jinja")
+    seconds = ledger["start_seconds"]
+    assert list(seconds) == ["program", "ids", "weights", "listen", "total"] and seconds["program"] == 0.25
+    assert sum(seconds.values()) == pytest.approx(2 * seconds["total"], abs=0.01)
 
 
 async def test_bugs_are_500_without_details(text_parts: TextParts, capfd: pytest.CaptureFixture[str]) -> None:
