@@ -58,7 +58,18 @@ def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     from qwen3app.settings import add_engine_arguments
 
     group = parser.add_argument_group("conversation")
-    group.add_argument("--once", metavar="QUESTION", help="print the answer to this question alone, and leave")
+    group.add_argument(
+        "--once",
+        metavar="QUESTION",
+        help="print the answer to this question alone, and leave; a text that is piped in is put before the question",
+    )
+    group.add_argument(
+        "--url",
+        metavar="URL",
+        help="talk to an OpenAI-compatible server, like http://127.0.0.1:8000, instead of loading a model; "
+        "--model then chooses among the server's",
+    )
+    group.add_argument("--api-key", metavar="KEY", help="the key for --url (default: $OPENAI_API_KEY)")
     for flag, metavar in (
         ("--temp", "T"),
         ("--top-p", "P"),
@@ -112,9 +123,16 @@ def _run_chat(args: argparse.Namespace) -> int:
 
     settings = ChatSettings(**{setting.field: getattr(args, setting.name) for setting in SETTINGS})
     engine = EngineSettings.from_args(args)
+    if args.api_key is not None and args.url is None:
+        raise UsageError(f"{PROGRAM} chat: --api-key is for --url; a model in this process needs no key.")
     return run_chat(
         ChatOptions(
-            model_dir=resolve_model_dir(engine.model, lambda: progress_on(sys.stderr)),
+            model_dir=None
+            if args.url is not None
+            else resolve_model_dir(engine.model, lambda: progress_on(sys.stderr)),
+            url=args.url,
+            api_key=args.api_key if args.api_key is not None else os.environ.get("OPENAI_API_KEY"),
+            remote_model=args.model,
             engine=engine,
             settings=settings,
             think=args.think,
@@ -205,7 +223,8 @@ COMMANDS = {
     ),
     "chat": Command(
         "talk to the model in the terminal",
-        "Talks to the model in the terminal. With --once, or with a question on stdin, only the answer is printed.",
+        "Talks to the model in the terminal. With --once, or with a question on stdin, only the answer is printed. "
+        "With both, the piped text stands before the question: cat notes | qwen3-8b chat --once 'Sum this up.'",
         _add_chat_arguments,
         _run_chat,
     ),

@@ -1,4 +1,4 @@
-"""One question, one answer: `chat --once` and `echo question | chat`.
+"""One question, one answer: `chat --once`, `echo question | chat`, and both together.
 
 Owns the streams' meaning: stdout gets the answer and nothing else, byte for byte when it is not a terminal; stderr gets
 what was asked for (thoughts, numbers) and what went wrong. Runs on the event loop's thread.
@@ -6,29 +6,56 @@ what was asked for (thoughts, numbers) and what went wrong. Runs on the event lo
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 from contextlib import aclosing
 from typing import BinaryIO, TextIO
 
+from qwen3app.chat.backend import Piece
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import cut_sentence, stats_line
 from qwen3app.chat.sanitize import sanitize
 from qwen3app.chat.session import ChatSession
 
+_HINT_SECONDS = 2.0
+
 
 def read_question(stream: BinaryIO) -> str:
     """The question on stdin, as UTF-8 text without NUL."""
+    text = _read_text(stream, "The question on stdin")
+    if not text.strip():
+        raise ChatError('The question on stdin is empty: pipe a text, or give it with --once "question".')
+    return text.strip("\n")
+
+
+def with_piped_text(question: str, stdin: TextIO, stderr: TextIO) -> str:
+    """The question behind the text that is piped to stdin, if any: `cat notes | chat --once "Sum this up."`
+
+    Only a pipe, a socket or a file holds such a text. A pipe that nobody writes to is waited for, since a slow program
+    may be behind it; stderr says so."""
+    try:
+        mode = os.fstat(stdin.fileno()).st_mode
+    except (OSError, ValueError):  # no stdin
+        return question
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
+        return question
+    if not select.select([stdin], [], [], _HINT_SECONDS)[0]:
+        stderr.write("Waiting for the end of the text on standard input (< /dev/null: there is none).\n")
+        stderr.flush()
+    text = _read_text(stdin.buffer, "The text on stdin").strip("\n")
+    return f"{text}\n\n{question}" if text.strip() else question
+
+
+def _read_text(stream: BinaryIO, what: str) -> str:
     data = stream.read()
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ChatError(
-            f"The question on stdin is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}."
-        ) from None
+        raise ChatError(f"{what} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}.") from None
     if (position := text.find("\0")) >= 0:
-        raise ChatError(f"The question on stdin holds a NUL character at position {position}; is it a text?")
-    if not text.strip():
-        raise ChatError('The question on stdin is empty: pipe a text, or give it with --once "question".')
-    return text.strip("\n")
+        raise ChatError(f"{what} holds a NUL character at position {position}; is it a text?")
+    return text
 
 
 async def ask_once(
@@ -45,6 +72,7 @@ async def ask_once(
     last = ""
     async with aclosing(session.ask(question)) as pieces:
         async for piece in pieces:
+            assert isinstance(piece, Piece)  # without tools there are no calls
             if piece.kind == "answer":
                 stdout.write(sanitize(piece.text) if for_terminal else piece.text)
                 stdout.flush()

@@ -1,19 +1,23 @@
 """What the chat writes to the terminal.
 
-Owns the look: dimmed thoughts, the line of numbers, notices and errors. Refuses to know the session, keys and
-commands. Everything a model, file or user wrote passes sanitize() here and nowhere else. Answers are written as they
-are, unwrapped: the terminal breaks lines itself and knows how wide its characters are. Runs on the event loop's thread.
+Owns the look: dimmed thoughts, markdown, tool calls, the line of numbers, notices and errors. Refuses to know the
+session, keys and commands. Everything a model, file, tool or user wrote passes sanitize() here and nowhere else.
+Nothing that has been written is written again, and lines are not wrapped: the terminal breaks them itself, also when
+its window changes, and knows how wide its characters are. Runs on the event loop's thread.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment, Segments
 from rich.style import Style
 
+from qwen3app.chat.backend import Call, Piece, TurnStats
+from qwen3app.chat.markdown import Markdown
 from qwen3app.chat.sanitize import sanitize, sanitize_line
-from qwen3app.chat.session import Piece, TurnStats
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 _THOUGHT_STYLE = "dim italic"
 _NOTE_STYLE = "dim"
 _ERROR_STYLE = "red"
+_CALL_STYLE = "bold"
+_MOST_SHOWN = 600  # characters of a tool's result
 
 
 def format_seconds(seconds: float) -> str:
@@ -52,42 +58,109 @@ def cut_sentence(stats: TurnStats, how: str) -> str | None:
     return f"The answer is cut after {stats.tokens} tokens: raise max_tokens for longer ones ({how})."
 
 
+def _arguments(text: str) -> str:
+    """A call's JSON as Python would write the arguments, or as it is where it is no object."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return sanitize_line(text)
+    return sanitize_line(", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in found.items()))
+
+
 class Renderer:
-    """Writes one chat to a rich console. The answer's pieces come between begin() and end()."""
+    """Writes one chat to a rich console. What an answer consists of comes between begin() and end()."""
 
     def __init__(self, console: Console, *, show_thinking: bool = True) -> None:
         self.show_thinking = show_thinking
+        # Where nothing can be bold, the marks are all there is.
+        self.markdown = console.is_terminal and not console.is_dumb_terminal
+        self.verbose = True  # a line of numbers under each answer
         self._console = console
         self._kind: str | None = None  # kind of the piece written last in this answer
+        self._thought_began = 0.0
+        self._answer: Markdown | None = None  # while an answer is being written as markdown
         self._at_line_start = True
 
     def begin(self) -> None:
         self._kind = None
+        self._answer = None
         self._at_line_start = True
 
     def piece(self, piece: Piece) -> None:
-        text = sanitize(piece.text)
-        if piece.kind == "thought" and not self.show_thinking:
-            if self._kind is None:
-                self._write("Thinking...", _NOTE_STYLE)
-                self._kind = "thought"
-            return
         if piece.kind != self._kind:
-            if self._kind is not None:  # between the thought and the answer
-                self._end_line()
-                self._write("\n", None)
-            elif piece.kind == "thought":
-                self._write("Thinking:\n", _NOTE_STYLE)
-            self._kind = piece.kind
-        self._write(text, _THOUGHT_STYLE if piece.kind == "thought" else None)
+            self._change(piece.kind)
+        text = sanitize(piece.text)
+        if piece.kind == "thought":
+            if self.show_thinking:
+                self._write(text, _THOUGHT_STYLE)
+        elif self.markdown:
+            if self._answer is None:
+                self._answer = Markdown()
+            for span in self._answer.feed(text):
+                self._write(span.text, span.style)
+        else:
+            self._write(text, None)
+
+    def _change(self, kind: str) -> None:
+        """Sets thought and answer apart."""
+        if self._kind is not None:
+            self._end_part()
+            self._write("\n", None)
+        if kind == "thought":
+            self._thought_began = time.monotonic()
+            self._write("Thinking:\n" if self.show_thinking else "Thinking...", _NOTE_STYLE)
+        self._kind = kind
+
+    def call(self, call: Call) -> None:
+        """The model wants a tool to be run, with these arguments: all of them, as the user decides by them."""
+        self._end_part()
+        self._kind = None
+        self._line(f"{sanitize_line(call.name)}({_arguments(call.arguments)})", _CALL_STYLE)
+
+    def tool_result(self, result: str, printed: str = "") -> None:
+        """What a tool has printed and returned, a long text cut: the model gets all of it."""
+        for text, mark in ((printed.rstrip("\n"), "│ "), (result, "→ ")):
+            if text:
+                shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
+                self._line(mark + sanitize(shown).replace("\n", f"\n{mark}"), _NOTE_STYLE)
 
     def end(self, stats: TurnStats) -> None:
         """Ends the answer with its line of numbers, and says why it is incomplete if it is."""
-        self._end_line()
+        self._end_part()
         self._kind = None
         if sentence := cut_sentence(stats, "/set max_tokens N"):
             self.notice(sentence)
-        self.notice(stats_line(stats))
+        if self.verbose:
+            self.notice(stats_line(stats))
+        elif stats.finish == "abort":
+            self.notice("[stopped]")
+
+    def answer(self, text: str) -> None:
+        """A whole text, as an answer is shown."""
+        self.begin()
+        self.piece(Piece("answer", text))
+        self._end_part()
+
+    def thought(self, text: str) -> None:
+        self._line(text, _THOUGHT_STYLE)
+
+    def _end_part(self) -> None:
+        """Ends the thought or the answer that is being written."""
+        if self._kind == "thought" and not self.show_thinking and not self._at_line_start:
+            self._write(f" {format_seconds(time.monotonic() - self._thought_began)}", _NOTE_STYLE)
+        if self._answer is not None:
+            for span in self._answer.finish():
+                self._write(span.text, span.style)
+            self._answer = None
+        self._end_line()
+
+    def control(self, sequence: str) -> None:
+        """A sequence of ours for the terminal, which shows nothing."""
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._console.file.write(sequence)
+            self._console.file.flush()
 
     def notice(self, text: str) -> None:
         self._line(text, _NOTE_STYLE)
@@ -100,7 +173,7 @@ class Renderer:
         self._line(text, None)
 
     def _line(self, text: str, style: str | None) -> None:
-        self._end_line()
+        self._end_part()
         self._write(sanitize(text) + "\n", style)
 
     def _end_line(self) -> None:

@@ -1,7 +1,8 @@
 """The interactive chat: reads lines with prompt_toolkit, runs commands, shows answers.
 
 Owns the keys and what an interrupt means: at the prompt Ctrl-C clears the line or hints how to leave, during an answer
-it stops the answer, and a second one leaves the answer where it is. Refuses to know sampling, tokens and looks.
+it stops the answer, and where that does not end in time the answer is left where it is. Owns the question whether a
+tool may run. Refuses to know sampling, tokens and looks.
 Runs on the event loop's thread, which must be the main thread (signals).
 """
 
@@ -9,6 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import os
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,30 +20,48 @@ from contextlib import aclosing
 from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.application import get_app
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import History
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 
+from qwen3app.chat.attachments import with_files
+from qwen3app.chat.backend import Call
 from qwen3app.chat.commands import Commands, Leave
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.session import ChatSession
+from qwen3app.chat.status_bar import status_line
+from qwen3app.chat.tools import Consent, Tools
 from qwen3app.errors import AppError
 from qwen3app.text.errors import TextError
 
 _BLOCK = '"""'
+_PATH_TO_COMPLETE = re.compile(r"(?:^/(?:save|load|tools)\s+|(?<!\S)@)(\S*)$")
+_CONSENTS: dict[tuple[str, ...], Consent] = {
+    ("y", "Y"): "yes",
+    ("n", "N"): "no",
+    ("a", "A"): "always",
+    ("c-c", "c-d", "escape"): "stop",
+}
 _STOP_SECONDS = 1.0  # how long a stopped answer may take to end before it is left; a step of a small CPU can be longer
 
 
 class _CommandCompleter(Completer):
+    """Commands and what they take; paths behind /save, /load, /tools and @."""
+
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
+        self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        for word, meaning, length in self._commands.complete(document.text_before_cursor):
+        text = document.text_before_cursor
+        for word, meaning, length in self._commands.complete(text):
             yield Completion(word, start_position=-length, display_meta=meaning)
+        if match := _PATH_TO_COMPLETE.search(text):
+            yield from self._paths.get_completions(Document(match.group(1)), complete_event)
 
 
 def block_is_open(text: str) -> bool:
@@ -86,7 +108,9 @@ class Repl:
     ) -> None:
         self._session = session
         self._renderer = renderer
-        self._commands = Commands(session, renderer)
+        self._tools = Tools(session, renderer, self._consent)
+        self._commands = Commands(session, renderer, self._tools)
+        self._input, self._output = input, output
         self._prompt: PromptSession[str] = PromptSession(
             "> ",
             multiline=True,
@@ -95,40 +119,80 @@ class Repl:
             completer=_CommandCompleter(self._commands),
             complete_while_typing=False,
             key_bindings=key_bindings(),
-            enable_open_in_editor=False,
+            enable_open_in_editor=True,  # Ctrl-X Ctrl-E, as in a shell
+            enable_suspend=True,
+            tempfile_suffix=".md",
+            bottom_toolbar=self._status,
             input=input,
             output=output,
         )
 
     async def run(self) -> None:
         """Reads and answers until the user leaves."""
-        while True:
-            try:
-                typed = await self._prompt.prompt_async()
-            except KeyboardInterrupt:
-                if not self._prompt.default_buffer.text:
-                    self._renderer.notice("Ctrl-D or /exit leaves the chat.")
-                continue
-            except EOFError:
-                return
-            try:
-                if await self._handle(typed):
+        try:
+            while True:
+                try:
+                    typed = await self._prompt.prompt_async()
+                except KeyboardInterrupt:
+                    if not self._prompt.default_buffer.text:
+                        self._renderer.notice("Ctrl-D or /exit leaves the chat.")
+                    continue
+                except EOFError:
                     return
-            except (AppError, TextError) as error:
-                self._renderer.error(str(error))
+                try:
+                    if await self._handle(typed):
+                        return
+                except (AppError, TextError) as error:
+                    self._renderer.error(str(error))
+        finally:
+            await self._tools.close()
 
     async def _handle(self, typed: str) -> bool:
         """Does one typed text; True: leave."""
         line = typed.strip()
+        question: str | None = None
         if self._commands.is_command(line):
-            try:
-                self._commands.run(line)
-            except Leave:
-                return True
-        elif question := unwrap(typed):
-            with _interrupt_calls(self._interrupt), _no_echo():
+            with _interrupt_calls(self._tools.stop):
+                try:
+                    outcome = self._commands.run(line)
+                except Leave:
+                    return True
+                if inspect.isawaitable(outcome):
+                    await outcome
+                else:
+                    question = outcome
+        elif unwrapped := unwrap(typed):
+            attached = with_files(unwrapped)
+            for note in attached.notes:
+                self._renderer.notice(note)
+            question = attached.text
+        if question:
+            with _interrupt_calls(self._interrupt), _quiet_terminal():
                 await self._answer(question)
         return False
+
+    def _status(self) -> str:
+        return status_line(self._session, get_app().output.get_size().columns)
+
+    async def _consent(self, call: Call) -> Consent:
+        """Asks whether this call may run. Keys that were typed before the question are no answer to it."""
+        bindings = KeyBindings()
+        for keys, consent in _CONSENTS.items():
+            for key in keys:
+                bindings.add(key, eager=True)(lambda event, consent=consent: event.app.exit(result=consent))
+        bindings.add("<any>")(lambda event: None)
+        bindings.add("enter", eager=True)(lambda event: None)
+        prompt: PromptSession[Consent] = PromptSession(
+            "Run it? [y]es, [n]o, [a]lways this function: ",
+            key_bindings=bindings,
+            input=self._input,
+            output=self._output,
+        )
+        _forget_typed_keys()
+        # The interrupt handler of the answer stays: prompt_toolkit would remove it.
+        consent = await prompt.prompt_async(handle_sigint=False)
+        self._renderer.notice({"yes": "Yes.", "no": "No.", "always": "Always.", "stop": "Stopped."}[consent])
+        return consent
 
     async def _answer(self, question: str) -> None:
         self._renderer.begin()
@@ -145,10 +209,14 @@ class Repl:
     async def _show(self, question: str) -> None:
         async with aclosing(self._session.ask(question)) as pieces:
             async for piece in pieces:
-                self._renderer.piece(piece)
+                if isinstance(piece, Call):
+                    self._renderer.call(piece)
+                else:
+                    self._renderer.piece(piece)
 
     def _interrupt(self) -> None:
         self._session.stop()
+        self._tools.stop()
         asyncio.get_running_loop().call_later(_STOP_SECONDS, self._leave, self._answering)
 
     def _leave(self, answering: asyncio.Future[None]) -> None:
@@ -170,9 +238,18 @@ def _interrupt_calls(function: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _forget_typed_keys() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import termios
+
+        with contextlib.suppress(termios.error):
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+
 @contextlib.contextmanager
-def _no_echo() -> Iterator[None]:
-    """Keys typed during an answer do not show inside it; the terminal keeps them for the next prompt."""
+def _quiet_terminal() -> Iterator[None]:
+    """Keys typed during an answer do not show inside it; the terminal keeps them for the next prompt. Ctrl-Z gives the
+    shell a terminal as it was, and `fg` goes on with a quiet one."""
     try:
         import termios
 
@@ -183,8 +260,21 @@ def _no_echo() -> Iterator[None]:
         return
     quiet = list(before)
     quiet[3] &= ~termios.ECHO
+
+    loop = asyncio.get_running_loop()
+
+    def suspend() -> None:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        loop.remove_signal_handler(signal.SIGTSTP)
+        # The signal itself, not SIGSTOP: where no shell would wake this process, it does nothing.
+        os.kill(os.getpid(), signal.SIGTSTP)
+        loop.add_signal_handler(signal.SIGTSTP, suspend)
+        termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+
+    loop.add_signal_handler(signal.SIGTSTP, suspend)
     termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
     try:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        loop.remove_signal_handler(signal.SIGTSTP)

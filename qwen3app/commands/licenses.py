@@ -18,6 +18,7 @@ from typing import TextIO
 RUNTIME_DISTRIBUTIONS = (
     "cffi",
     "httptools",
+    "httpx2",
     "huggingface_hub",
     "jinja2",
     "litestar",
@@ -25,6 +26,7 @@ RUNTIME_DISTRIBUTIONS = (
     "msgspec",
     "prometheus-client",
     "prompt-toolkit",
+    "pygments",
     "rich",
     "tokenizers",
     "uvicorn",

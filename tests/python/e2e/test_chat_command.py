@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+from scripted_server import scripted, words
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -41,6 +42,17 @@ def test_once_and_stdin_give_the_same_answer_alone(tiny_model_dir: Path) -> None
     once.stdout.decode("utf-8")
 
 
+def test_a_piped_text_stands_before_the_question(tiny_model_dir: Path) -> None:
+    flags = ("--temp", "0", "--max-tokens", "8", "--no-think")
+    both = chat(tiny_model_dir, "--once", "Hello", *flags, stdin=b"A text.\n")
+    whole = chat(tiny_model_dir, *flags, stdin=b"A text.\n\nHello")
+    assert both.returncode == 0 and both.stdout == whole.stdout
+    alone = chat(tiny_model_dir, "--once", "Hello", *flags)
+    assert chat(tiny_model_dir, "--once", "Hello", *flags, stdin=b"\n").stdout == alone.stdout != both.stdout
+    wrong = chat(tiny_model_dir, "--once", "Hello", stdin=b"a\xff")
+    assert wrong.returncode == 2 and b"The text on stdin is not UTF-8: byte 1 is 0xff." in wrong.stderr
+
+
 def test_a_seed_repeats_an_answer(tiny_model_dir: Path) -> None:
     flags = ("--once", "Hello", "--temp", "0.9", "--max-tokens", "12", "--seed", "5", "--no-think", "--stats")
     first, second = chat(tiny_model_dir, *flags), chat(tiny_model_dir, *flags)
@@ -61,6 +73,19 @@ def test_a_question_longer_than_the_context(tiny_model_dir: Path) -> None:
     done = chat(tiny_model_dir, "--max-ctx", "64", stdin=b"word " * 500)
     assert done.returncode == 1 and done.stdout == b""
     assert b"context holds 64" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_a_question_to_a_server(tmp_path: Path) -> None:
+    with scripted(words("First", " answer", thought="hm"), key="k") as server:
+        done = subprocess.run(
+            [sys.executable, "-m", "qwen3app.cli", "chat", "--url", server.url, "--once", "Hi", "--stats"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "k", "QWEN3_LIBRARY": str(tmp_path / "none")},
+            timeout=PATIENCE,
+            check=False,
+        )  # and without an engine
+    assert (done.returncode, done.stdout) == (0, b"First answer\n") and done.stderr.startswith(b"[3 tokens")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -10,6 +10,7 @@ import pytest
 
 from qwen3app.abi.types import EngineOptions
 from qwen3app.chat.errors import ContextFull
+from qwen3app.chat.local import LocalBackend
 from qwen3app.chat.session import ChatSession
 from qwen3app.chat.settings import ChatSettings
 from qwen3app.runtime.loaded_model import LoadedModel
@@ -25,7 +26,7 @@ async def session(tiny_model_dir: Path) -> AsyncIterator[ChatSession]:
     runtime = Runtime(model)
     await runtime.start()
     settings = ChatSettings(temperature=0.0, max_tokens=16)
-    yield ChatSession(model, runtime, settings, think=False)
+    yield ChatSession(LocalBackend(model, runtime), settings, think=False)
     await runtime.stop()
     stats = model.engine.stats()
     assert stats.blocks_used == 0 and stats.n_running == 0
@@ -67,7 +68,7 @@ async def test_stopping_frees_the_engine_and_keeps_the_words(session: ChatSessio
 
 
 async def test_the_last_token_of_the_context_can_be_used(session: ChatSession) -> None:
-    template = session.model.template
+    template = session.backend._model.template  # type: ignore[attr-defined]
     low, high = 1, CONTEXT * 8  # the longest question that leaves room for one token
 
     def n_tokens(length: int) -> int:

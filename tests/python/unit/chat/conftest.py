@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from qwen3app.chat.local import LocalBackend
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.session import ChatSession
 from qwen3app.errors import GenerationError
@@ -21,7 +22,7 @@ from qwen3app.text.errors import TextError
 from qwen3app.text.generation_config import SamplingDefaults
 from qwen3app.text.template import RenderedPrompt
 
-Step = tuple[str, str]  # thought, answer
+Step = tuple[Any, ...]  # thought, answer, and calls, if any
 
 
 class FakeTemplate:
@@ -32,7 +33,9 @@ class FakeTemplate:
     def __init__(self) -> None:
         self.calls: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
 
-    def render(self, messages: Sequence[dict[str, Any]], *, template_kwargs: dict[str, Any]) -> RenderedPrompt:
+    def render(
+        self, messages: Sequence[dict[str, Any]], *, tools: Any = None, template_kwargs: dict[str, Any]
+    ) -> RenderedPrompt:
         self.calls.append((list(messages), template_kwargs))
         text = "".join(message["content"] for message in messages)
         if text.endswith("broken"):
@@ -47,6 +50,11 @@ class FakeModel:
     defaults: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20))
     info: Any = field(
         default_factory=lambda: SimpleNamespace(max_context=1000, model_max_context=1000, device="cpu", kernels="avx2")
+    )
+    engine: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            stats=lambda: SimpleNamespace(blocks_used=0, blocks_cached=1, blocks_total=50)
+        )
     )
     closed: bool = False
 
@@ -77,13 +85,13 @@ class FakeGeneration:
     async def __anext__(self) -> list[ChoiceDelta]:
         await asyncio.sleep(0)
         if self._steps and not self.cancelled.is_set():
-            thought, answer = self._steps.pop(0)
+            thought, answer, *calls = self._steps.pop(0)
             self.usage = replace(
                 self.usage,
                 completion_tokens=self.usage.completion_tokens + 1,
                 reasoning_tokens=self.usage.reasoning_tokens + bool(thought),
             )
-            return [ChoiceDelta(0, answer, thought, None, None, None)]
+            return [ChoiceDelta(0, answer, thought, None, None, None, calls)]
         if self._fails:
             raise GenerationError("The engine failed.")
         if self._hang and self._finish is not None:
@@ -139,7 +147,7 @@ def runtime() -> FakeRuntime:
 
 @pytest.fixture
 def session(model: FakeModel, runtime: FakeRuntime) -> ChatSession:
-    return ChatSession(model, runtime)  # type: ignore[arg-type]
+    return ChatSession(LocalBackend(model, runtime))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -7,15 +7,24 @@ from typing import Any
 
 import pytest
 
+from qwen3app.chat.backend import Call
 from qwen3app.chat.commands import Commands, Leave
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.session import ChatSession
+from qwen3app.chat.tools import Consent, Tools
+
+ALL = ["copy", "edit", "exit", "help", "history", "load", "quit", "reset", "retry", "save", "set", "show"]
+ALL += ["think", "thought", "tools", "undo"]
 
 
 @pytest.fixture
 def commands(session: ChatSession, renderer: Renderer) -> Commands:
-    return Commands(session, renderer)
+    return Commands(session, renderer, Tools(session, renderer, _never))
+
+
+async def _never(call: Call) -> Consent:
+    raise AssertionError("no command asks")
 
 
 @pytest.mark.parametrize("line", ["/exit", "/quit", "  /exit now "])
@@ -90,12 +99,16 @@ def test_help_names_every_command(commands: Commands, screen: io.StringIO) -> No
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("/", ["/exit", "/help", "/quit", "/reset", "/set", "/show", "/think"]),
-        ("/s", ["/set", "/show"]),
+        ("/", [f"/{name}" for name in ALL]),
+        ("/s", ["/save", "/set", "/show"]),
         ("/think ", ["on", "off", "show", "hide"]),
         ("/think o", ["on", "off"]),
         ("/think on ", []),
-        ("/set t", ["temp", "top_p", "top_k"]),
+        ("/set t", ["temp", "top_p", "top_k", "think"]),
+        ("/set verbose ", ["on", "off"]),
+        ("/copy ", ["code"]),
+        ("/edit ", ["last"]),
+        ("/tools ", ["off"]),
         ("/set temp ", ["default"]),
         ("/set temp 1 ", []),
         ("/nothing x", []),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qwen3app.chat import once
 from qwen3app.chat.errors import ChatError
-from qwen3app.chat.once import ask_once, read_question
+from qwen3app.chat.once import ask_once, read_question, with_piped_text
 from qwen3app.chat.session import ChatSession
 
 
@@ -51,3 +54,44 @@ def test_question_from_stdin() -> None:
     ):
         with pytest.raises(ChatError, match=sentence):
             read_question(io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "question"),
+    [(b"a text\n", "a text\n\nSum up"), (b"", "Sum up"), (b" \n", "Sum up")],
+)
+def test_a_piped_text_stands_before_the_question(data: bytes, question: str, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(data)
+    with path.open() as stdin:
+        assert with_piped_text("Sum up", stdin, io.StringIO()) == question
+    read, write = os.pipe()
+    os.write(write, data)
+    os.close(write)
+    with os.fdopen(read) as stdin:
+        assert with_piped_text("Sum up", stdin, io.StringIO()) == question
+
+
+def test_what_is_no_text_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path(os.devnull).open() as stdin:
+        assert with_piped_text("Sum up", stdin, io.StringIO()) == "Sum up"
+    assert with_piped_text("Sum up", io.StringIO("not asked"), io.StringIO()) == "Sum up"
+    master, slave = os.openpty()
+    with os.fdopen(slave) as stdin:
+        assert with_piped_text("Sum up", stdin, io.StringIO()) == "Sum up"
+    os.close(master)
+
+
+def test_a_pipe_that_stays_silent_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "_HINT_SECONDS", 0.01)
+    read, write = os.pipe()
+
+    class Stderr(io.StringIO):
+        def flush(self) -> None:
+            os.write(write, b"late")
+            os.close(write)
+
+    stderr = Stderr()
+    with os.fdopen(read) as stdin:
+        assert with_piped_text("Sum up", stdin, stderr) == "late\n\nSum up"
+    assert "Waiting for the end of the text on standard input" in stderr.getvalue()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
+from qwen3app.chat.backend import Piece, TurnStats
 from qwen3app.chat.render import Renderer, cut_sentence, stats_line
-from qwen3app.chat.session import Piece, TurnStats
 
 
 def test_thought_and_answer_are_set_apart(renderer: Renderer, screen: io.StringIO) -> None:
@@ -26,7 +27,7 @@ def test_hidden_thoughts_leave_one_word(renderer: Renderer, screen: io.StringIO)
     for piece in (Piece("thought", "secret"), Piece("thought", "s"), Piece("answer", "A\n")):
         renderer.piece(piece)
     renderer.end(TurnStats())
-    assert screen.getvalue().startswith("Thinking...\n\nA\n[")
+    assert re.match(r"Thinking\.\.\. \d+\.\d+ s\n\nA\n\[", screen.getvalue())
     assert "secret" not in screen.getvalue()
 
 

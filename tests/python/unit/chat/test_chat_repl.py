@@ -23,7 +23,7 @@ from prompt_toolkit.output import DummyOutput
 from qwen3app.chat import repl as repl_module
 from qwen3app.chat.commands import Commands
 from qwen3app.chat.render import Renderer
-from qwen3app.chat.repl import Repl, _CommandCompleter, _no_echo, block_is_open, unwrap
+from qwen3app.chat.repl import Repl, _CommandCompleter, _quiet_terminal, block_is_open, unwrap
 from qwen3app.chat.session import ChatSession
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, TAB = "\r", "\x1b\r", "\x03", "\x04", "\t"
@@ -177,7 +177,7 @@ def test_unwrapping(typed: str, question: str) -> None:
 
 
 def test_completer_replaces_the_word(session: ChatSession, renderer: Renderer) -> None:
-    completer = _CommandCompleter(Commands(session, renderer))
+    completer = _CommandCompleter(Commands(session, renderer, None))  # type: ignore[arg-type]
     found = list(completer.get_completions(Document("/think o"), None))  # type: ignore[arg-type]
     assert [(completion.text, completion.start_position) for completion in found] == [("on", -1), ("off", -1)]
 
@@ -189,13 +189,13 @@ def stdin_is(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
-def test_keys_do_not_show_during_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_do_not_show_during_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = pty.openpty()
     try:
         with stdin_is(slave, monkeypatch):
             before = termios.tcgetattr(slave)
             assert before[3] & termios.ECHO
-            with _no_echo():
+            with _quiet_terminal():
                 assert not termios.tcgetattr(slave)[3] & termios.ECHO
             assert termios.tcgetattr(slave) == before
     finally:

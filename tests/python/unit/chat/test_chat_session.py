@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from qwen3app.chat.backend import Piece, TurnStats
 from qwen3app.chat.errors import ContextFull
-from qwen3app.chat.session import ChatSession, Piece, TurnStats
+from qwen3app.chat.session import ChatSession
 from qwen3app.errors import GenerationError
 from qwen3app.text.errors import TextError
 
@@ -73,13 +74,15 @@ async def test_a_cut_by_max_tokens_is_not_a_full_context(session: ChatSession, r
 
 
 @pytest.mark.parametrize("length", [1000, 1001, 3000])
-async def test_a_full_context_is_one_sentence_with_advice(session: ChatSession, runtime: Any, length: int) -> None:
+async def test_a_full_context_is_one_sentence_with_advice(
+    session: ChatSession, runtime: Any, model: Any, length: int
+) -> None:
     with pytest.raises(ContextFull, match=f"has {length} tokens and the context holds 1000: ask something shorter"):
         await ask(session, "x" * length)
     await ask(session, "x" * 999)
     with pytest.raises(ContextFull, match=r"use /reset to begin a new one, or start the chat with --yarn\.$"):
         await ask(session, "y")
-    session.model.info.model_max_context = 40_960
+    model.info.model_max_context = 40_960
     with pytest.raises(ContextFull, match=r"or start the chat with a larger --max-ctx\.$"):
         await ask(session, "y")
     assert len(runtime.generations) == 1

@@ -1,0 +1,137 @@
+"""A model in this process: prompt by its template, answer by its runtime. Event loop's thread."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from qwen3app.chat.backend import Call, Piece, TurnStats
+from qwen3app.chat.errors import ContextFull
+from qwen3app.chat.settings import ChatSettings
+
+if TYPE_CHECKING:
+    from qwen3app.runtime.generation import Generation
+    from qwen3app.runtime.loaded_model import LoadedModel
+    from qwen3app.runtime.params import GenerationParams
+    from qwen3app.runtime.runtime import Runtime
+
+
+class LocalBackend:
+    """See backend.Backend."""
+
+    def __init__(self, model: LoadedModel, runtime: Runtime) -> None:
+        self._model = model
+        self._runtime = runtime
+        self._generation: Generation | None = None
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def place(self) -> str:
+        return f"{self._model.info.device} ({self._model.info.kernels})"
+
+    @property
+    def max_context(self) -> int:
+        return self._model.info.max_context
+
+    @property
+    def notice(self) -> str | None:
+        return self._model.template.notice
+
+    @property
+    def unset(self) -> None:
+        return None
+
+    @property
+    def kv_share(self) -> float | None:
+        stats = self._model.engine.stats()
+        # Blocks of the conversation are cached, not used, between two answers.
+        return (stats.blocks_used + stats.blocks_cached) / stats.blocks_total if stats.blocks_total else None
+
+    def default(self, name: str) -> float | int | None:
+        value: float | int | None = getattr(self._model.defaults, name, None)
+        return value
+
+    def stop(self) -> None:
+        if self._generation is not None:
+            self._generation.cancel()
+
+    async def answer(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        settings: ChatSettings,
+        think: bool,
+        stats: TurnStats,
+    ) -> AsyncGenerator[Piece | Call, None]:
+        from qwen3app.runtime.loaded_model import more_context
+
+        started = time.monotonic()
+        stats.more_context = more_context(self._model.info)
+        prompt = self._model.template.render(messages, tools=tools, template_kwargs={"enable_thinking": think})
+        stats.prompt_tokens = len(prompt.ids)
+        room = self.max_context - stats.prompt_tokens
+        if room < 1:
+            begun = any(message["role"] == "assistant" for message in messages)
+            advice = "use /reset to begin a new one" if begun else "ask something shorter"
+            flag = stats.more_context
+            how = f"a larger {flag}" if flag == "--max-ctx" else flag
+            raise ContextFull(
+                f"The conversation has {stats.prompt_tokens} tokens and the context holds {self.max_context}: "
+                f"{advice}, or start the chat with {how}."
+            )
+        max_tokens = min(room, settings.max_tokens or room)
+        try:
+            generation = self._runtime.generate(
+                prompt.ids,
+                _params(settings, max_tokens, look_for_calls=bool(tools)),
+                thinking=prompt.thinking,
+                split_reasoning=True,
+            )
+            self._generation = generation
+            async with aclosing(generation):
+                async for deltas in generation:
+                    for delta in deltas:
+                        if stats.first_seconds is None:
+                            stats.first_seconds = time.monotonic() - started
+                        if delta.reasoning:
+                            yield Piece("thought", delta.reasoning)
+                        if delta.content:
+                            yield Piece("answer", delta.content)
+                        for call in delta.calls:
+                            yield Call(f"call_{secrets.token_hex(12)}", call.name, call.arguments)
+                        if delta.finish_reason is not None:
+                            stats.finish = delta.finish_reason
+        finally:
+            stats.seconds = time.monotonic() - started
+            if self._generation is not None:
+                usage = self._generation.usage
+                stats.decode_seconds = self._generation.timings.decode
+                stats.tokens = usage.completion_tokens
+                stats.cached_tokens = usage.cached_tokens
+                stats.thought_tokens = usage.reasoning_tokens
+            self._generation = None
+            stats.context_full = stats.finish == "length" and max_tokens == room
+
+
+def _params(settings: ChatSettings, max_tokens: int, *, look_for_calls: bool) -> GenerationParams:
+    from qwen3app.runtime.params import GenerationParams
+    from qwen3app.text.call_stream import CallPolicy
+
+    return GenerationParams(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
+        presence_penalty=settings.presence_penalty or 0.0,
+        frequency_penalty=settings.frequency_penalty or 0.0,
+        seed=settings.seed,
+        max_tokens=max_tokens,
+        calls=CallPolicy.MANY if look_for_calls else None,
+    )

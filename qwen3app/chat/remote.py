@@ -1,0 +1,262 @@
+"""A model behind a URL: any server that speaks OpenAI's chat completions, streaming.
+
+Owns HTTP: addresses, the key, the request's fields, reading events, and one sentence for each way it can fail. Fields
+beyond OpenAI's are sent only where the user has set them, so that strict servers refuse nothing. What a server does not
+say (context, KV cache, cached tokens) stays unknown. Event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import httpx2
+
+from qwen3app import __version__
+from qwen3app.chat.backend import Call, Piece, TurnStats
+from qwen3app.chat.errors import ChatError
+from qwen3app.chat.sanitize import sanitize_line
+from qwen3app.chat.settings import SETTINGS, ChatSettings
+from qwen3app.errors import UsageError
+
+_CONNECT_SECONDS = 10.0
+_MODEL_SECONDS = 30.0  # for the list of models; an answer may take as long as it takes
+_FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError)  # the last ones: hosts that are no names
+_Delta = Piece | Call
+
+
+def base_url(text: str) -> str:
+    """The address of the API: `host:8000` and `http://host:8000` are http://host:8000/v1; a path is taken as it is."""
+    url = text.strip() if "://" in text else f"http://{text.strip()}"
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        parsed = httpx2.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UsageError(f"--url takes an address like http://127.0.0.1:8000, not {text!r}.")
+    return str(parsed).rstrip("/") + ("/v1" if parsed.path == "/" else "")
+
+
+class RemoteBackend:
+    """See backend.Backend. Use it with `async with`: that finds the model."""
+
+    def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
+        self.place = base_url(url)
+        self.name = model or ""
+        self.max_context: int | None = None
+        self.notice: str | None = None
+        self.kv_share: float | None = None
+        self.unset: str | None = "the server's default"
+        headers = {"User-Agent": f"qwen3-8b/{__version__}"}
+        if api_key:
+            if not api_key.isascii() or not api_key.isprintable():
+                raise UsageError("The API key holds characters that no key has; look for spaces and line ends.")
+            headers["Authorization"] = f"Bearer {api_key}"
+        timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
+        self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, follow_redirects=False)
+        self._defaults: dict[str, Any] = {}
+        self._pump: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> RemoteBackend:
+        try:
+            await self._find_model()
+        except BaseException:
+            await self._client.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    def default(self, name: str) -> float | int | None:
+        value = self._defaults.get(name)
+        return value if isinstance(value, int | float) else None
+
+    def stop(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def answer(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        settings: ChatSettings,
+        think: bool,
+        stats: TurnStats,
+    ) -> AsyncGenerator[_Delta, None]:
+        started = time.monotonic()
+        stats.more_context = "--max-ctx of the server"
+        body = self._body(messages, tools, settings, think)
+        # A task of its own reads, so that stop() ends it wherever it waits.
+        said: asyncio.Queue[_Delta | None] = asyncio.Queue()
+        pump = self._pump = asyncio.ensure_future(self._read(body, said, stats))
+        last: float | None = None
+        try:
+            while (delta := await said.get()) is not None:
+                last = time.monotonic()
+                if stats.first_seconds is None:
+                    stats.first_seconds = last - started
+                yield delta
+            if pump.cancelled():
+                stats.finish = "abort"
+            else:
+                await pump
+                await self._look_at_server()
+        except asyncio.CancelledError:
+            if not pump.cancelled():
+                raise
+            stats.finish = "abort"
+        finally:
+            self._pump = None
+            pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await pump
+            stats.seconds = (last or time.monotonic()) - started
+            stats.context_full = (
+                stats.finish == "length" and self.max_context is not None and stats.context_tokens >= self.max_context
+            )
+
+    async def _read(self, body: dict[str, Any], said: asyncio.Queue[_Delta | None], stats: TurnStats) -> None:
+        calls: dict[int, dict[str, str]] = {}
+        try:
+            async with self._client.stream("POST", f"{self.place}/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise _refused(response)
+                async with aclosing(_events(response)) as events:
+                    async for event in events:
+                        _take(event, calls, said, stats)
+            for call in calls.values():
+                said.put_nowait(Call(call["id"], call["name"], call["arguments"]))
+            if stats.finish is None:
+                raise ChatError("The server ended the answer without saying why; it may have stopped.")
+        except _FAILURES as error:
+            raise ChatError(f"The connection to {self.place} failed: {_words(error)}.") from None
+        finally:
+            said.put_nowait(None)
+
+    def _body(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        settings: ChatSettings,
+        think: bool,
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        for setting in SETTINGS:
+            value = getattr(settings, setting.field)
+            if value is not None and setting.field != "system":
+                body[setting.field] = value
+        if tools:
+            body["tools"] = list(tools)
+        if not think:
+            body["chat_template_kwargs"] = {"enable_thinking": False}  # as vLLM, SGLang, llama.cpp and we have it
+        return body
+
+    async def _find_model(self) -> None:
+        try:
+            response = await self._client.get(f"{self.place}/models", timeout=_MODEL_SECONDS)
+        except _FAILURES as error:
+            raise ChatError(f"There is no answer from {self.place}: {_words(error)}.") from None
+        if response.status_code != 200:
+            raise _refused(response)
+        cards = _json(response.content).get("data")
+        models = {
+            card["id"]: card for card in cards or () if isinstance(card, dict) and isinstance(card.get("id"), str)
+        }
+        if not models:
+            raise ChatError(f"{self.place} names no models; is it an OpenAI-compatible server?")
+        if self.name and self.name not in models:
+            names = ", ".join(sanitize_line(name) for name in list(models)[:10])
+            raise ChatError(f"{self.place} has no model {self.name}; it has {names}.")
+        self.name = self.name or next(iter(models))
+        limit = models[self.name].get("max_model_len")
+        self.max_context = limit if isinstance(limit, int) and limit > 0 else None
+        await self._look_at_server()
+
+    async def _look_at_server(self) -> None:
+        """What only our own server tells: KV use and defaults. Any other answers with an error, which is no loss."""
+        with contextlib.suppress(*_FAILURES):
+            response = await self._client.get(f"{self.place.removesuffix('/v1')}/status", timeout=_CONNECT_SECONDS)
+            found = _json(response.content) if response.status_code == 200 else {}
+            if isinstance(found.get("kv_usage"), int | float) and isinstance(found.get("defaults"), dict):
+                self.kv_share, self._defaults = found["kv_usage"], found["defaults"]
+                self.unset = None  # our own server: what it does not name is off
+
+
+def _take(event: dict[str, Any], calls: dict[int, dict[str, str]], said: Any, stats: TurnStats) -> None:
+    """One event of the stream: text goes to `said` at once, calls come in parts and are put together."""
+    if isinstance(error := event.get("error"), dict):
+        raise ChatError(f"The server failed: {sanitize_line(str(error.get('message') or error))}")
+    if isinstance(usage := event.get("usage"), dict):
+        stats.prompt_tokens = _count(usage, "prompt_tokens")
+        stats.tokens = _count(usage, "completion_tokens")
+        stats.cached_tokens = _count(usage.get("prompt_tokens_details"), "cached_tokens")
+        stats.thought_tokens = _count(usage.get("completion_tokens_details"), "reasoning_tokens")
+    timings = event.get("timings")
+    if isinstance(timings, dict) and isinstance(timings.get("predicted_ms"), int | float):
+        stats.decode_seconds = timings["predicted_ms"] / 1000
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+            said.put_nowait(Piece("thought", str(thought)))
+        if answer := delta.get("content"):
+            said.put_nowait(Piece("answer", str(answer)))
+        for part in delta.get("tool_calls") or ():
+            function = part.get("function") or {}
+            call = calls.setdefault(part.get("index", len(calls)), {"id": "", "name": "", "arguments": ""})
+            call["id"] = call["id"] or str(part.get("id") or "")
+            call["name"] = call["name"] or str(function.get("name") or "")
+            call["arguments"] += str(function.get("arguments") or "")
+        if reason := choice.get("finish_reason"):
+            stats.finish = str(reason)
+
+
+async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], None]:
+    """The server-sent events' JSON, up to [DONE]."""
+    async for line in response.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        event = _json(data.encode())
+        if not event:
+            raise ChatError(f"The server sent an event that is no JSON object: {sanitize_line(data[:100])}")
+        yield event
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    """The JSON object, {} for anything else."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _count(values: Any, name: str) -> int:
+    value = values.get(name) if isinstance(values, dict) else None
+    return value if isinstance(value, int) else 0
+
+
+def _refused(response: httpx2.Response) -> ChatError:
+    error = _json(response.content).get("error")
+    said = error.get("message") if isinstance(error, dict) else error
+    sentence = sanitize_line(str(said or response.reason_phrase or "no reason given"))
+    hint = " (the key comes from --api-key or OPENAI_API_KEY)" if response.status_code in (401, 403) else ""
+    return ChatError(f"The server answers {response.status_code}{hint}: {sentence}")
+
+
+def _words(error: Exception) -> str:
+    return sanitize_line(str(error) or type(error).__name__).rstrip(".")

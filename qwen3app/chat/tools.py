@@ -1,0 +1,208 @@
+"""The functions of a Python file, offered to the model: /tools FILE.py.
+
+Owns the process that runs them (tool_host.py), and the rule that nothing runs before the user has said yes to this
+call, or `always` to this function. Refuses to know how functions become schemas. The process has a session of its own,
+so that Ctrl-C reaches it through stop() alone, and ends with the chat. Event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from qwen3app.chat.backend import Call
+from qwen3app.chat.errors import ChatError
+from qwen3app.chat.render import Renderer
+from qwen3app.chat.session import ChatSession
+
+Consent = Literal["yes", "no", "always", "stop"]
+Ask = Callable[[Call], Awaitable[Consent]]
+
+_STOP_SECONDS = 1.0  # what an interrupted call has to end by itself
+_MOST_LINE = 16 << 20  # bytes of one reply
+
+
+def find_python() -> str:
+    """The Python that runs tools: this one, or beside the packed program, which is none, the user's."""
+    if not getattr(sys, "frozen", False):
+        return sys.executable
+    found = shutil.which("python3")
+    if found is None:
+        raise ChatError("Tools are run by Python, and there is no python3 on the PATH; install it (3.9 or newer).")
+    return found
+
+
+class ToolProcess:
+    """One process with one file's functions. It is started again when a call had to be killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._process: asyncio.subprocess.Process | None = None
+        self._busy = False
+
+    async def start(self) -> list[dict[str, Any]]:
+        """Loads the file and returns its tools; ChatError says what is wrong with it."""
+        environment = dict(os.environ)
+        if getattr(sys, "frozen", False):  # the packed program's own libraries are not for another Python
+            before = environment.pop("LD_LIBRARY_PATH_ORIG", None)
+            environment.pop("LD_LIBRARY_PATH", None)
+            if before:
+                environment["LD_LIBRARY_PATH"] = before
+        process = await asyncio.create_subprocess_exec(
+            find_python(),
+            str(Path(__file__).with_name("tool_host.py")),
+            str(self._path),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            limit=_MOST_LINE,
+            env=environment,
+        )
+        self._process = process
+        self._busy = True
+        try:
+            hello = await self._reply(process)
+        finally:
+            self._busy = False
+        if "tools" not in hello:
+            await self.close()
+            raise ChatError(f"{self._path}: {hello.get('error') or 'Python ended while it loaded the file.'}")
+        tools: list[dict[str, Any]] = hello["tools"]
+        return tools
+
+    async def call(self, name: str, arguments: Any) -> tuple[str, str]:
+        """Runs one function and returns its result and what it printed."""
+        if self._process is None:
+            await self.start()
+        process = self._process
+        assert process is not None and process.stdin is not None
+        self._busy = True
+        try:
+            # What cannot be written shows in the reply: there is none.
+            with contextlib.suppress(ConnectionError):
+                process.stdin.write(json.dumps({"name": name, "arguments": arguments}).encode() + b"\n")
+                await process.stdin.drain()
+            reply = await self._reply(process)
+        finally:
+            self._busy = False
+        if "result" in reply:
+            return reply["result"], reply["printed"]
+        await self.close()  # it died, or was killed: the next call has a new one
+        return '{"error": "The process of the tools ended during the call."}', ""
+
+    def stop(self) -> None:
+        """Interrupts the running call, and kills it where that does not end it. Without one, nothing."""
+        process = self._process
+        if process is None or not self._busy:
+            return
+        _send(process, signal.SIGINT)
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._kill, process)
+
+    def _kill(self, process: asyncio.subprocess.Process) -> None:
+        if self._busy and process is self._process:
+            _send(process, signal.SIGKILL)
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            _send(process, signal.SIGKILL)
+            await process.wait()
+
+    async def _reply(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
+        """The next line, {} at the end."""
+        assert process.stdout is not None
+        try:
+            line = await process.stdout.readline()
+            reply = json.loads(line) if line.endswith(b"\n") else {}
+        except ValueError:  # longer than any reply, or no JSON: not what tool_host.py says
+            return {}
+        return reply if isinstance(reply, dict) else {}
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+class Tools:
+    """What /tools has loaded, and the user's consent. `ask` shows nothing: the call is on the screen already."""
+
+    def __init__(self, session: ChatSession, renderer: Renderer, ask: Ask) -> None:
+        self._session = session
+        self._renderer = renderer
+        self._ask = ask
+        self._process: ToolProcess | None = None
+        self._loading: ToolProcess | None = None
+        self._always: set[str] = set()
+
+    async def load(self, path: Path) -> list[str]:
+        """Offers the file's functions instead of those before, and returns their names."""
+        if not path.is_file():
+            raise ChatError(f"There is no file {path}.")
+        process = self._loading = ToolProcess(path.absolute())
+        try:
+            tools = await process.start()
+        except BaseException:
+            await process.close()
+            raise
+        finally:
+            self._loading = None
+        await self.close()
+        self._process = process
+        self._session.tools = tools
+        self._session.run_call = self.run
+        return [tool["function"]["name"] for tool in tools]
+
+    async def close(self) -> None:
+        """Offers nothing any more."""
+        self._session.tools = self._session.run_call = None
+        self._always.clear()
+        if self._process is not None:
+            process, self._process = self._process, None
+            await process.close()
+
+    def stop(self) -> None:
+        """Interrupts what runs: a call, or the loading of a file."""
+        for process in (self._process, self._loading):
+            if process is not None:
+                process.stop()
+
+    async def run(self, call: Call) -> str:
+        """The call's result, whatever becomes of it; a call that does not exist is not asked about."""
+        known = {tool["function"]["name"] for tool in self._session.tools or ()}
+        if call.name not in known:
+            return self._refused(f"There is no function {call.name}; there are {', '.join(sorted(known))}.")
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except (ValueError, RecursionError):
+            return self._refused("The arguments are no JSON.")
+        if call.name not in self._always:
+            consent = await self._ask(call)
+            if consent == "stop":
+                self._session.stop()
+                return self._refused("The user stopped this call.")
+            if consent == "no":
+                return self._refused("The user did not allow this call.")
+            if consent == "always":
+                self._always.add(call.name)
+        assert self._process is not None
+        try:
+            result, printed = await self._process.call(call.name, arguments)
+        except ChatError as error:  # the file cannot be loaded any more
+            return self._refused(str(error))
+        self._renderer.tool_result(result, printed)
+        return result
+
+    def _refused(self, sentence: str) -> str:
+        result = json.dumps({"error": sentence}, ensure_ascii=False)
+        self._renderer.tool_result(result)
+        return result

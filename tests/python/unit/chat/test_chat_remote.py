@@ -1,0 +1,181 @@
+"""A model behind a URL: what is sent, what is understood, how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from patience import until
+from scripted_server import ScriptedServer, call, scripted, words
+
+from qwen3app.chat.backend import Call, Piece
+from qwen3app.chat.errors import ChatError
+from qwen3app.chat.remote import RemoteBackend, base_url
+from qwen3app.chat.session import ChatSession
+from qwen3app.chat.status_bar import status_line
+from qwen3app.errors import UsageError
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    with scripted(words("Hello", " there", thought="hm")) as made:
+        yield made
+
+
+async def ask(session: ChatSession, text: str) -> list[Piece | Call]:
+    async with aclosing(session.ask(text)) as pieces:
+        return [piece async for piece in pieces]
+
+
+async def test_a_conversation(server: ScriptedServer) -> None:
+    async with RemoteBackend(server.url, None, None) as backend:
+        assert (backend.name, backend.max_context, backend.kv_share) == ("scripted", 1000, None)
+        session = ChatSession(backend)
+        assert await ask(session, "Hi") == [Piece("thought", "hm"), Piece("answer", "Hello"), Piece("answer", " there")]
+        await ask(session, "More")
+        stats = session.stats
+        assert (stats.prompt_tokens, stats.tokens, stats.cached_tokens, stats.thought_tokens) == (20, 3, 8, 1)
+        assert stats.finish == "stop" and not stats.context_full and stats.first_seconds is not None
+        assert status_line(session, 80).startswith("scripted · context 23 of 1,000 (2.3%)")
+        assert "KV" not in status_line(session, 80)
+    first, second = server.requests
+    assert first == {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # nothing that a strict server would refuse
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
+
+
+async def test_settings_are_sent(server: ScriptedServer) -> None:
+    async with RemoteBackend(server.url, None, "second") as backend:
+        session = ChatSession(backend, think=False)
+        session.settings.system = "Be brief."
+        session.settings.temperature, session.settings.top_k, session.settings.max_tokens = 0.0, 5, 9
+        await ask(session, "Hi")
+        assert backend.max_context is None and status_line(session, 80).startswith("second · context 23 ·")
+    sent = server.requests[0]
+    assert (sent["model"], sent["temperature"], sent["top_k"], sent["max_tokens"]) == ("second", 0.0, 5, 9)
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."} and "system" not in sent
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+async def test_a_tool_call() -> None:
+    with scripted(call("add", '{"a": 1, "b": "日"}'), words("Done")) as server:
+        async with RemoteBackend(server.url, None, None) as backend:
+            session = ChatSession(backend)
+            session.tools = [{"type": "function", "function": {"name": "add"}}]
+
+            async def run(wanted: Call) -> str:
+                return f"{wanted.name} {json.loads(wanted.arguments)['b']}"
+
+            session.run_call = run
+            assert await ask(session, "Add") == [Call("call_0", "add", '{"a": 1, "b": "日"}'), Piece("answer", "Done")]
+        first, second = server.requests
+        assert first["tools"] == session.tools
+        assert second["messages"][1:] == session.messages[1:3]
+        assert session.messages[2] == {"role": "tool", "tool_call_id": "call_0", "content": "add 日"}
+
+
+async def test_stopping_keeps_what_came(server: ScriptedServer) -> None:
+    server.gate.clear()
+    async with RemoteBackend(server.url, None, None) as backend:
+        session = ChatSession(backend)
+        async with aclosing(session.ask("Hi")) as pieces:
+            async for _ in pieces:
+                session.stop()
+        assert session.stats.finish == "abort"
+        assert session.messages[-1] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+
+
+async def test_stopping_before_the_first_word() -> None:
+    with scripted([{"choices": []}, {"choices": []}]) as server:
+        server.gate.clear()
+        async with RemoteBackend(server.url, None, None) as backend:
+            session = ChatSession(backend)
+            asking = until(lambda: server.requests)
+
+            async def stop() -> None:
+                await asking
+                session.stop()
+
+            stopping = asyncio.ensure_future(stop())
+            assert await ask(session, "Hi") == []
+            await stopping
+            assert session.stats.finish == "abort" and session.messages == []
+
+
+async def test_keys() -> None:
+    with scripted(words("x"), key="secret") as server:
+        async with RemoteBackend(server.url, "secret", None) as backend:
+            assert backend.name == "scripted"
+        with pytest.raises(
+            ChatError, match=r"answers 401 \(the key comes from --api-key or OPENAI_API_KEY\): wrong \S\[31mk"
+        ):
+            await RemoteBackend(server.url, None, None).__aenter__()
+    with pytest.raises(UsageError, match="characters that no key has"):
+        RemoteBackend("x", "a\nb", None)
+
+
+@pytest.mark.parametrize(
+    ("events", "sentence"),
+    [
+        ([{"error": {"message": "it broke"}}], "The server failed: it broke"),
+        ([{"choices": [{"delta": {"content": "x"}}]}], "without saying why"),
+        ([[1]], "no JSON object"),
+    ],
+)
+async def test_streams_that_break_are_one_sentence(events: Any, sentence: str) -> None:
+    with scripted(events) as server:
+        async with RemoteBackend(server.url, None, None) as backend:
+            with pytest.raises(ChatError, match=sentence):
+                await ask(ChatSession(backend), "Hi")
+
+
+async def test_refusals(server: ScriptedServer) -> None:
+    with pytest.raises(ChatError, match="has no model third; it has scripted, second"):
+        await RemoteBackend(server.url, None, "third").__aenter__()
+    async with RemoteBackend(server.url, None, None) as backend:
+        session = ChatSession(backend)
+        server.status = 400
+        with pytest.raises(ChatError, match="The server answers 400: too long"):
+            await ask(session, "Hi")
+        assert session.messages == []
+        server.stop()
+        with pytest.raises(ChatError, match=r"The connection to http://127\.0\.0\.1:\d+/v1 failed"):
+            await ask(session, "Hi")
+    for address in ("127.0.0.1:1", "http://[", "http://a..b"):
+        with pytest.raises(ChatError, match=r"There is no answer from http://.*/v1: "):
+            await RemoteBackend(address, None, None).__aenter__()
+
+
+async def test_a_server_that_is_none(server: ScriptedServer) -> None:
+    for models in ([], {"data": []}, {"data": "x"}, {"data": [{"id": 3}]}):
+        server.models = models
+        with pytest.raises(ChatError, match="names no models"):
+            await RemoteBackend(server.url, None, None).__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("localhost:8000", "http://localhost:8000/v1"),
+        ("http://h:1/", "http://h:1/v1"),
+        ("https://h/v1/", "https://h/v1"),
+        ("http://h/v1beta/openai/", "http://h/v1beta/openai"),
+        ("http://h/api/v3", "http://h/api/v3"),
+    ],
+)
+def test_addresses(text: str, url: str) -> None:
+    assert base_url(text) == url
+
+
+@pytest.mark.parametrize("text", ["", "ftp://x", "http://", "::"])
+def test_no_address(text: str) -> None:
+    with pytest.raises(UsageError, match="--url"):
+        base_url(text)

@@ -1,0 +1,116 @@
+"""Conversations in files."""
+
+from __future__ import annotations
+
+import json
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen3app.chat import saved
+from qwen3app.chat.errors import ChatError
+from qwen3app.chat.session import ChatSession
+
+
+async def ask(session: ChatSession, text: str) -> None:
+    async with aclosing(session.ask(text)) as pieces:
+        async for _ in pieces:
+            pass
+
+
+async def test_a_conversation_comes_back(session: ChatSession, runtime: Any, tmp_path: Path) -> None:
+    runtime.script = [("hm \ud800", ""), ("", "Hello 日本")]
+    session.settings.system = "Be brief."
+    session.settings.temperature = 0.5
+    session.settings.seed = 2**63 - 1
+    await ask(session, "Hi")
+    path = tmp_path / "chat.json"
+    saved.save(session, path)
+    body = json.loads(path.read_text("utf-8"))
+    assert body == {
+        "model": "tiny",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Hello 日本", "reasoning_content": "hm ?"},
+        ],
+        "temperature": 0.5,
+        "seed": 2**63 - 1,
+    }
+    assert path.stat().st_mode & 0o777 == 0o600 and list(tmp_path.iterdir()) == [path]
+    session.reset()
+    session.settings.system = None
+    session.settings.top_k = 3
+    saved.load(session, path)
+    assert session.messages == body["messages"][1:]
+    settings = session.settings
+    assert (settings.system, settings.temperature, settings.seed, settings.top_k) == ("Be brief.", 0.5, 2**63 - 1, None)
+    assert session.context_tokens is None
+    saved.save(session, path)  # over itself
+    assert json.loads(path.read_text("utf-8")) == body
+
+
+def test_other_files_are_left_alone(session: ChatSession, tmp_path: Path) -> None:
+    for name, text in (("a.txt", "my text"), ("b.json", '{"x": 1}')):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(ChatError, match="is no saved conversation; it is left alone"):
+            saved.save(session, path)
+        assert path.read_text() == text
+    with pytest.raises(ChatError, match="is a directory"):
+        saved.save(session, tmp_path)
+    with pytest.raises(ChatError, match="cannot be written: No such file"):
+        saved.save(session, tmp_path / "none" / "x")
+
+
+def test_a_bare_list_and_tool_calls(session: ChatSession, tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "1"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": [{"type": "text", "text": "c"}]},
+        {"role": "assistant", "content": "d"},
+    ]
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(messages))
+    saved.load(session, path)
+    assert session.n_turns == 2 and session.messages[4]["content"] == "c" and session.messages[:4] == messages[:4]
+    assert session.undo() == "c" and session.undo() == "a" and session.undo() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 5000, "is not JSON"),
+        ("3", "is no conversation"),
+        ("{}", "no list of messages"),
+        ('{"messages": [1]}', r"messages\[0\] must be an object"),
+        ('{"messages": [{"role": "robot"}]}', "robot"),
+        ('[{"role": "assistant", "content": "x"}]', "begins with a user's"),
+        ('[{"role": "user", "content": "x"}]', "the last message is a question"),
+        ('[{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]', "behind the first"),
+        ('{"messages": [], "temperature": "hot"}', "temp must be a number"),
+        (
+            '[{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": "c", "name": "f"}]}]',
+            "the tool call c has no result",
+        ),
+    ],
+)
+def test_a_wrong_file_changes_nothing(session: ChatSession, tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    session.messages = before = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    session.settings.temperature = 0.3
+    with pytest.raises(ChatError, match=sentence):
+        saved.load(session, path)
+    assert session.messages is before and session.settings.temperature == 0.3
+
+
+def test_a_missing_file(session: ChatSession, tmp_path: Path) -> None:
+    with pytest.raises(ChatError, match="cannot be read: No such file"):
+        saved.load(session, tmp_path / "none")
