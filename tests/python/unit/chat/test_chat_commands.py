@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import io
+from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qwen3app.chat import commands as commands_module
 from qwen3app.chat.backend import Call
 from qwen3app.chat.commands import Commands, Leave
 from qwen3app.chat.errors import ChatError
@@ -129,3 +133,123 @@ async def test_show_tells_how_full_the_context_is(commands: Commands, session: C
     _ = [piece async for piece in session.ask("Hello")]
     commands.run("/show")
     assert "7 of 1000 tokens, 1 turn\n" in screen.getvalue()
+
+
+async def ask(session: ChatSession, text: str) -> None:
+    async with aclosing(session.ask(text)) as pieces:
+        async for _ in pieces:
+            pass
+
+
+def test_switches(commands: Commands, session: ChatSession, renderer: Renderer, screen: io.StringIO) -> None:
+    commands.run("/set verbose off")
+    commands.run("/set markdown on")
+    commands.run("/set think off")
+    assert not renderer.verbose and renderer.markdown and not session.think
+    assert screen.getvalue() == "verbose = off\nmarkdown = on\nthink = off\n"
+    for line in ("/set verbose", "/set think maybe"):
+        with pytest.raises(ChatError, match="takes on or off"):
+            commands.run(line)
+    commands.run("/show")
+    assert "verbose             off\nmarkdown            on\ntools               none" in screen.getvalue()
+
+
+async def test_undo_and_retry(commands: Commands, session: ChatSession, screen: io.StringIO) -> None:
+    for line, sentence in (("/undo", "nothing to take back"), ("/retry", "no question to ask again")):
+        with pytest.raises(ChatError, match=sentence):
+            commands.run(line)
+    await ask(session, "one")
+    await ask(session, "two " * 30)
+    commands.run("/undo")
+    assert session.n_turns == 1 and f"Taken back: {'two ' * 14}t...\n" in screen.getvalue()
+    assert commands.run("/retry") == "one" and session.messages == []
+    assert commands.run("/retry") == "two " * 30  # the question that was asked last had no answer
+
+
+async def test_a_saved_chat(commands: Commands, session: ChatSession, screen: io.StringIO, tmp_path: Path) -> None:
+    commands.run("/history")
+    await ask(session, "one\ntwo")
+    session.messages += [{"role": "tool", "content": "5"}]
+    commands.run(f"/save {tmp_path}/a b.json")
+    session.messages.pop()
+    commands.run("/reset")
+    commands.run(f'/load "{tmp_path}/a b.json"')
+    commands.run("/history")
+    text = screen.getvalue()
+    assert text.startswith("The conversation is empty.\n1 turn written to ")
+    assert text.endswith("/history shows them.\n> one\n. two\nHello there\n→ 5\n")
+    for line in ("/save", "/load", '/load "a" "b"', "/load 'a", "/tools a\0b"):
+        with pytest.raises(ChatError, match="takes the name of a file"):
+            outcome = commands.run(line)
+            assert inspect.isawaitable(outcome)
+            await outcome
+
+
+async def test_the_editor(
+    commands: Commands, session: ChatSession, monkeypatch: pytest.MonkeyPatch, screen: io.StringIO
+) -> None:
+    texts = ["a\nb", " "]
+    begun: list[str] = []
+
+    def edit(text: str, environ: object) -> str:
+        begun.append(text)
+        return texts.pop(0) if texts else text
+
+    monkeypatch.setattr(commands_module, "edit_text", edit)
+    with pytest.raises(ChatError, match="no last question"):
+        commands.run("/edit last")
+    with pytest.raises(ChatError, match="takes nothing"):
+        commands.run("/edit it")
+    assert commands.run("/edit") == "a\nb" and screen.getvalue() == "> a\n. b\n"
+    await ask(session, "one")
+    with pytest.raises(ChatError, match="nothing is sent"):
+        commands.run("/edit last")
+    assert session.n_turns == 1  # nothing is taken back for an empty text
+    assert commands.run("/edit last") == "one" and session.n_turns == 0 and begun == ["", "one", "one"]
+
+
+async def test_copy_and_thought(
+    commands: Commands, session: ChatSession, runtime: Any, monkeypatch: pytest.MonkeyPatch, screen: io.StringIO
+) -> None:
+    copied: list[str] = []
+    monkeypatch.setattr(commands_module, "copy_text", lambda text, environ: copied.append(text) or "\x1b]52;c;x\x07")
+    for line, sentence in (
+        ("/copy", "no answer to copy"),
+        ("/copy code", "no code in the last answer"),
+        ("/copy all", "takes nothing, or `code`"),
+        ("/thought", "has no thought"),
+    ):
+        with pytest.raises(ChatError, match=sentence):
+            commands.run(line)
+    answer = "```\na\n```\n~~~py\nx\n```\ny\n~~~\n"
+    runtime.script = [("hm", ""), ("", answer)]
+    await ask(session, "one")
+    commands.run("/copy")
+    commands.run("/copy code")
+    assert copied == [answer, "x\n```\ny\n"]
+    commands.run("/thought")
+    assert screen.getvalue() == f"{len(answer)} characters copied.\n8 characters copied.\nhm\n"
+    runtime.script = [("", "```\nnot closed")]
+    await ask(session, "two")
+    commands.run("/copy code")
+    assert copied[-1] == "not closed"
+
+
+async def test_tools(commands: Commands, session: ChatSession, tmp_path: Path, screen: io.StringIO) -> None:
+    path = tmp_path / "t.py"
+    path.write_text("def f():\n '''F.'''\n")
+
+    async def run(line: str) -> None:
+        outcome = commands.run(line)
+        assert inspect.isawaitable(outcome)
+        await outcome
+
+    with pytest.raises(ChatError, match=r"/tools FILE\.py offers"):
+        await run("/tools")
+    await run(f"/tools {path}")
+    await run("/tools")
+    commands.run("/show")
+    assert "The model may ask for: f. You are asked before each call.\nf\n" in screen.getvalue()
+    assert "tools               f" in screen.getvalue()
+    await run("/tools off")
+    assert session.tools is None and screen.getvalue().endswith("No tools are offered.\n")

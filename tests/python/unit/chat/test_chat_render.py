@@ -7,7 +7,7 @@ import re
 
 from rich.console import Console
 
-from qwen3app.chat.backend import Piece, TurnStats
+from qwen3app.chat.backend import Call, Piece, TurnStats
 from qwen3app.chat.render import Renderer, cut_sentence, stats_line
 
 
@@ -81,3 +81,39 @@ def test_the_reason_stands_before_the_numbers(renderer: Renderer, screen: io.Str
     renderer.end(TurnStats(finish="length", tokens=5))
     assert screen.getvalue().splitlines()[1].startswith("The answer is cut after 5 tokens")
     assert "/set max_tokens N" in screen.getvalue()
+
+
+def test_markdown_is_formatted_and_ends_with_its_answer() -> None:
+    screen = io.StringIO()
+    renderer = Renderer(
+        Console(file=screen, force_terminal=True, color_system="standard", width=80, legacy_windows=False)
+    )
+    renderer.begin()
+    for text in ("a *", "*b*", "* *c"):
+        renderer.piece(Piece("answer", text))
+    renderer.verbose = False
+    renderer.end(TurnStats(finish="abort"))
+    assert screen.getvalue() == "a \x1b[1mb\x1b[0m *c\n\x1b[2m[stopped]\n\x1b[0m"
+
+
+def test_a_call_and_what_came_of_it(renderer: Renderer, screen: io.StringIO) -> None:
+    renderer.begin()
+    renderer.piece(Piece("answer", "Let me see"))
+    renderer.call(Call("c", "add\x1b", '{"a": 1, "b": "x\\ny\x1b日"}'.replace("\x1b", "")))
+    renderer.tool_result('{"x":\n1}', "one\ntwo\n")
+    renderer.call(Call("c", "f", "[1"))
+    renderer.tool_result("y" * 1000)
+    renderer.piece(Piece("thought", "hm"))
+    renderer.piece(Piece("answer", "Done"))
+    assert screen.getvalue() == (
+        'Let me see\nadd\u241b(a=1, b="x\\ny日")\n│ one\n│ two\n→ {"x":\n→ 1}\nf([1)\n'
+        f"→ {'y' * 600}... (1000 characters)\nThinking:\nhm\n\nDone"
+    )
+
+
+def test_sequences_of_ours_are_for_terminals_alone(renderer: Renderer, screen: io.StringIO) -> None:
+    renderer.control("\x1b]52;c;x\x07")
+    assert screen.getvalue() == ""
+    terminal = io.StringIO()
+    Renderer(Console(file=terminal, force_terminal=True, _environ={"TERM": "xterm"})).control("\x1b]52;c;x\x07")
+    assert terminal.getvalue() == "\x1b]52;c;x\x07"

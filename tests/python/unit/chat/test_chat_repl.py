@@ -11,10 +11,12 @@ import signal
 import sys
 import termios
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from patience import PATIENCE, until
+from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import PipeInput, create_pipe_input
@@ -25,6 +27,7 @@ from qwen3app.chat.commands import Commands
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.repl import Repl, _CommandCompleter, _quiet_terminal, block_is_open, unwrap
 from qwen3app.chat.session import ChatSession
+from qwen3app.text.tool_calls import ToolCall
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, TAB = "\r", "\x1b\r", "\x03", "\x04", "\t"
 
@@ -201,3 +204,44 @@ async def test_keys_do_not_show_during_an_answer(monkeypatch: pytest.MonkeyPatch
     finally:
         os.close(master)
         os.close(slave)
+
+
+@pytest.mark.parametrize(
+    ("keys", "result"),
+    [("xy", "5"), (f"{ENTER}n", "did not allow"), (CTRL_C, "The user stopped this call."), ("a", "5")],
+)
+async def test_a_call_waits_for_a_key(
+    terminal: Terminal, session: ChatSession, runtime: Any, tmp_path: Path, screen: io.StringIO, keys: str, result: str
+) -> None:
+    path = tmp_path / "t.py"
+    path.write_text("def f():\n '''F.'''\n return 5\n")
+    runtime.script = [("", "", ToolCall("f", "{}", ""))]
+
+    def next_round(generation: object) -> None:
+        runtime.script = [("", "Done.")]
+
+    runtime.on_generate = next_round
+    terminal.keys.send_text(f"/tools {path}{ENTER}Do it{ENTER}")
+    running = asyncio.ensure_future(terminal.repl.run())
+    await until(lambda: "f()\n" in screen.getvalue())
+    terminal.keys.send_text(keys)
+    await until(lambda: "tok" in screen.getvalue())
+    terminal.keys.send_text(CTRL_D)
+    await asyncio.wait_for(running, PATIENCE)
+    assert result in session.messages[2]["content"]
+    assert ("stopped]" in screen.getvalue()) == (keys == CTRL_C)
+
+
+async def test_a_file_goes_along(terminal: Terminal, session: ChatSession, tmp_path: Path, screen: io.StringIO) -> None:
+    (tmp_path / "a.txt").write_text("inside")
+    await terminal.type(f"Read @{tmp_path}/a.txt{ENTER}{CTRL_D}")
+    assert "inside" in session.messages[0]["content"] and "1 line added." in screen.getvalue()
+
+
+def test_paths_are_completed(session: ChatSession, renderer: Renderer, tmp_path: Path) -> None:
+    (tmp_path / "a-file.txt").write_text("")
+    completer = _CommandCompleter(Commands(session, renderer, None))  # type: ignore[arg-type]
+    for text in (f"see @{tmp_path}/a-", f"/save {tmp_path}/a-", f"/tools {tmp_path}/a-"):
+        found = list(completer.get_completions(Document(text), CompleteEvent()))
+        assert [completion.text for completion in found] == ["file.txt"], text
+    assert not list(completer.get_completions(Document(f"mail@{tmp_path}/a-"), CompleteEvent()))
