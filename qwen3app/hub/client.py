@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 # These may pass by themselves; any other answer is final.
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_LONGEST_SAID = 300  # characters of a Hub's own words
 _LONGEST_WAIT = 60.0  # a Hub that asks for more gets its sentence instead
 
 
@@ -117,7 +118,10 @@ class Hub:
         try:
             reply = response.json()
             commit, names = reply["sha"], [file["rfilename"] for file in reply["siblings"]]
-            if not all(isinstance(name, str) and stays_inside(name) for name in [commit, *names]) or "/" in commit:
+            for text in (commit, *names):  # they become paths, and are shown
+                if not isinstance(text, str) or not stays_inside(text) or not text.isprintable():
+                    raise ValueError
+            if "/" in commit:
                 raise ValueError
         except (ValueError, TypeError, KeyError):
             raise HubError(
@@ -199,7 +203,8 @@ class Hub:
         if status < 400:
             return
         code = response.headers.get("X-Error-Code", "")
-        said = " ".join(response.headers.get("X-Error-Message", "").split())
+        said = "".join(char if char.isprintable() else " " for char in response.headers.get("X-Error-Message", ""))
+        said = " ".join(said.split())[:_LONGEST_SAID]
         token = "the token's account" if self.has_token else "you"
         if code == "GatedRepo":
             give = "" if self.has_token else " and give a token of yours as HF_TOKEN"

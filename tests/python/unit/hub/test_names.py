@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,21 @@ def test_a_name_is_pulled_once_and_then_needs_no_network(run: Run, hub: FakeHub)
     assert run("chat", *flags, QWEN3_MODEL="Qwen/tiny").stdout == first.stdout
     info = json.loads(run("info", "--json", "--model", "Qwen/tiny").stdout)
     assert info["model"]["directory"].endswith(f"models--Qwen--tiny/snapshots/{COMMIT}")
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root and unshare")
+def test_a_cached_name_starts_without_any_interface(run: Run, environment: dict[str, str]) -> None:
+    assert run("pull", "Qwen/tiny").returncode == 0
+    command = ["unshare", "--net", sys.executable, "-m", "qwen3app", "chat", "--model", "Qwen/tiny", "--once", "Hello"]
+    done = subprocess.run(
+        [*command, "--max-tokens", "3", "--kv-gb", "0.05"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0 and "again" not in done.stderr, done.stderr
 
 
 def test_info_and_verify_do_not_download(run: Run, hub: FakeHub) -> None:

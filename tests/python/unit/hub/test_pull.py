@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import fake_hub
 import pytest
 from fake_hub import COMMIT, PROGRAM, FakeHub, Run
 from patience import PATIENCE, wait_until
@@ -271,6 +272,18 @@ def test_repositories_without_our_kind_of_weights(run: Run, hub: FakeHub) -> Non
     assert "a/bin holds only weights for PyTorch" in refusal(run("pull", "a/bin"))
     assert "a/none holds no model" in refusal(run("pull", "a/none"))
     assert len(hub.seen) == 3
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a\x1b[2J.json", "a\nb.txt", 5])
+def test_names_that_would_do_harm_are_refused(run: Run, hub: FakeHub, tmp_path: Path, name: Any) -> None:
+    hub.models["Qwen/tiny"][name] = b"harm"
+    assert "does not answer as a Hub does (no list of files for Qwen/tiny)" in refusal(run("pull", "Qwen/tiny"))
+    assert not (tmp_path / "hf").exists() and len(hub.seen) == 1
+
+
+def test_a_commit_that_would_do_harm_is_refused(run: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_hub, "COMMIT", "../../outside")
+    assert "does not answer as a Hub does" in refusal(run("pull", "Qwen/tiny"))
 
 
 def test_a_full_disk_is_seen_beforehand(run: Run, hub: FakeHub) -> None:
