@@ -162,12 +162,16 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
 
         def _wait_for_peer(self) -> None:
             self._stop_waiting()
-            self._patience = self.loop.call_later(idle_timeout, self._lose_patience)
+            self._patience = self.loop.call_later(idle_timeout, self._look_again)
 
         def _stop_waiting(self) -> None:
             if self._patience is not None:
                 self._patience.cancel()
                 self._patience = None
+
+        def _look_again(self) -> None:
+            """If it was this process that stood still, what the peer sent in time is read before its patience ends."""
+            self._patience = self.loop.call_later(0, self._lose_patience)
 
         def _lose_patience(self) -> None:
             self._patience = None

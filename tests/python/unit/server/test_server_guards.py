@@ -287,6 +287,26 @@ async def test_peers_that_stop_are_let_go(text_parts: TextParts, sent: bytes, an
         await until(lambda: server.life.state.http.n_open == 0)
 
 
+@pytest.mark.parametrize(
+    ("begin", "rest"), [(b"GE", b"T /health HTTP/1.1\r\nhost: x\r\n\r\n"), (HEAD, b"\r\n{" + b" " * 99)]
+)
+async def test_nobody_is_late_because_the_server_stood_still(
+    text_parts: TextParts, monkeypatch: pytest.MonkeyPatch, begin: bytes, rest: bytes
+) -> None:
+    loop, late = asyncio.get_running_loop(), 0.0
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + late)
+    async with serving(make_model(text_parts, quick(text_parts)), guards=GuardSettings(idle_timeout=99.0)) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(begin)
+        assert (await server.client.get("/health")).status_code == 200  # by now the server has read it
+        loop.call_soon(writer.write, rest)
+        late = 100.0
+        status = await asyncio.wait_for(reader.readline(), PATIENCE)
+        assert status.split()[1] == (b"200" if begin == b"GE" else b"400")
+        writer.close()
+
+
 async def test_a_head_must_be_complete_in_time_but_a_body_may_go_on(text_parts: TextParts) -> None:
     async with serving(make_model(text_parts, quick(text_parts)), guards=GuardSettings(idle_timeout=3.0)) as server:
 
