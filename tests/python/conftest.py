@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from patience import PATIENCE
 from served import ROOT, RealServer, StartServer, wait_for
 
 # A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
@@ -84,7 +85,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     for server in servers:
         if server.process.poll() is None:
             server.process.kill()
-            server.process.wait(10)
+            server.process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="session")

@@ -120,4 +120,4 @@ def serve(packed: Path, temporary: Path, tmp_path: Path) -> Iterator[Serve]:
     for server in servers:
         if server.process.poll() is None:
             server.process.send_signal(signal.SIGKILL)
-            server.process.wait(10)
+            server.process.wait(PATIENCE)

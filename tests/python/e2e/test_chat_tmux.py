@@ -6,11 +6,11 @@ What every conversation needs; test_chat_tmux_commands.py has the commands.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 from tmux_screen import Screen, local
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (apt install tmux)")
@@ -71,13 +71,19 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(screen: Screen) -> None:
     # A bonus for repetition makes the random model say one word for ever, so that only Ctrl-C ends the answer.
     screen.type("/set max_tokens 40000")
     screen.keys("Enter")
+    screen.wait("max_tokens = 40000")
     screen.type("/set frequency_penalty -2")
     screen.keys("Enter")
     screen.wait("frequency_penalty = -2")
     screen.type("Go on and on")
     screen.keys("Enter")
-    screen.wait("Go on and on")
-    time.sleep(0.3)
+
+    def has_begun() -> bool:
+        """Until then the prompt, with the bar below it, still has the keys and would take Ctrl-C for its own."""
+        lines = screen.text().partition("> Go on and on")[2].split("\n")[1:]
+        return any(lines) and not any("context" in line for line in lines)
+
+    wait_until(has_begun, screen.text)
     assert "tok/s" not in screen.text()
     screen.keys("C-c")
     screen.wait("stopped]")

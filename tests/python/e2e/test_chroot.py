@@ -95,7 +95,7 @@ def test_serves_in_a_bare_root(inside: list[str], bare_root: Path, tmp_path: Pat
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait(10)
+            process.wait(PATIENCE)
     wait_until(lambda: not list((bare_root / "tmp").iterdir()), "the unpacked folder is still there")
 
 

@@ -19,7 +19,7 @@ def run_schemathesis(start_server: StartServer, model: Path, folder: Path, secon
     command += ["--phases", "examples,coverage,fuzzing", "--max-examples", str(n_examples), "--max-time", str(seconds)]
     command += ["--seed", "7", "--request-timeout", "30", "--continue-on-failure", "--no-shrink"]
     command += ["--suppress-health-check", "all", "--warnings", "off"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, cwd=folder, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 600, cwd=folder, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     lines = [line for line in server.log.splitlines() if '"level":"error"' in line]
@@ -27,12 +27,11 @@ def run_schemathesis(start_server: StartServer, model: Path, folder: Path, secon
     assert server.stop() == 0
 
 
-@pytest.mark.timeout(150)
 def test_requests_made_from_the_document(start_server: StartServer, tiny_model_dir: Path, tmp_path: Path) -> None:
     run_schemathesis(start_server, tiny_model_dir, tmp_path, 25, 2)
 
 
 @pytest.mark.clients
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_requests_made_for_ten_minutes(start_server: StartServer, tiny_model_dir: Path, tmp_path: Path) -> None:
     run_schemathesis(start_server, tiny_model_dir, tmp_path, 600, 1000)
