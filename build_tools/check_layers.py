@@ -34,6 +34,7 @@ PUBLIC_HEADER_USERS = {"api", "engine"}
 APP = {
     "errors": set[str](),
     "version": set[str](),
+    "time_slices": set[str](),
     "text": {"version"},
     "abi": {"errors"},
     "argument_types": set[str](),
@@ -42,8 +43,8 @@ APP = {
     "guards": {"errors", "argument_types"},
     "hub": {"errors", "version", "text", "abi", "sizes", "weights_index"},
     "settings": {"errors", "abi", "version", "argument_types", "guards", "hub"},
-    "runtime": {"errors", "version", "text", "abi", "settings", "hub"},
-    "server": {"errors", "version", "text", "runtime", "settings", "guards", "hub", "sizes"},
+    "runtime": {"errors", "version", "time_slices", "text", "abi", "settings", "hub"},
+    "server": {"errors", "version", "time_slices", "text", "runtime", "settings", "guards", "hub", "sizes"},
     "chat": {"errors", "version", "text", "runtime", "settings", "hub"},
     "commands": {
         "argument_types",

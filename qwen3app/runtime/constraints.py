@@ -40,6 +40,7 @@ from qwen3app.text.grammars import (
     schema_grammar,
     subschemas,
 )
+from qwen3app.time_slices import long_time_slices
 
 if TYPE_CHECKING:
     from qwen3app.text.tokenizer import Tokenizer
@@ -96,7 +97,8 @@ class GrammarTokens:
         return bytes(bits)
 
     def matcher(self, grammar: str) -> Matcher:
-        return self._vocabulary.matcher(grammar, _LIMITS)
+        with long_time_slices():
+            return self._vocabulary.matcher(grammar, _LIMITS)
 
 
 class Constraint:
@@ -206,10 +208,10 @@ class Constraints:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile-constraint")
         started: list[float] = []
+        future = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, spec, started)
         self._n_waiting += 1
+        future.add_done_callback(self._done)
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, spec, started)
-            future.add_done_callback(self._done)
             async with asyncio.timeout(COMPILE_SECONDS):
                 return await asyncio.shield(future)
         except TimeoutError:
@@ -221,6 +223,9 @@ class Constraints:
                 spec.param,
                 "constraint_too_complex",
             ) from None
+        finally:
+            # A refusal's traceback has this frame, and the future holds it: a cycle, that keeps all that was read.
+            del future
 
     def _done(self, future: asyncio.Future[Constraint]) -> None:
         self._n_waiting -= 1
@@ -274,7 +279,8 @@ def _compiled(tokens: GrammarTokens, grammar: Grammar) -> Constraint | RequestEr
     fault = _fault(matcher)
     if fault is None:
         begin = time.thread_time()
-        mask = matcher.mask()
+        with long_time_slices():
+            mask = matcher.mask()
         slow = time.thread_time() - begin > _SLOW_SECONDS
         fault = _fault(matcher)
         if mask is not None and fault is None:

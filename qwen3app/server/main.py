@@ -261,9 +261,9 @@ class Life:
         from qwen3app.server.access_log import note_refusal
         from qwen3app.server.app import make_app
         from qwen3app.server.protocol import make_protocol
-        from qwen3app.server.time_slices import shorten_time_slices
+        from qwen3app.time_slices import shorten_time_slices
 
-        shorten_time_slices()  # the loader's thread and the engine's, which it starts, keep the usual ones
+        shorten_time_slices()  # other threads keep the usual ones
         tls = self._tls
         self._loader.log_to(self._log)
         config = uvicorn.Config(

@@ -253,23 +253,28 @@ def _check_text(value: Any, param: str, what: str) -> None:
 
 
 def _check_size(value: Any, param: str) -> None:
-    """Measures JSON, and stops at the first limit that it passes. Each value counts, so that empty ones do too."""
+    """Measures JSON, and stops at the first limit that it passes. Each value counts, so that empty ones do too. Makes
+    no object for a text or a number: of many, the collector of cycles would look through them all."""
     left = MAX_CHARACTERS
-    stack: list[tuple[Any, int, str]] = [(value, 1, param)]
+    stack: list[tuple[Any, int]] = [([value], 0)]  # lists and mappings, and how deep they lie
     while stack:
-        item, depth, place = stack.pop()
-        left -= len(item) + 1 if isinstance(item, str) else 1
-        children: Iterator[tuple[Any, int, str]] = iter(())
+        item, depth = stack.pop()
+        if depth == MAX_DEPTH and item:
+            raise TextError(f"{param} is nested more than {MAX_DEPTH} levels deep.", param)
         if isinstance(item, Mapping):
             left -= sum(map(len, item))
-            children = ((each, depth + 1, f"{place}.{key}") for key, each in item.items())
-        elif isinstance(item, list):
-            children = ((each, depth + 1, place) for each in item)
-        if left < 0 or (isinstance(item, list | Mapping) and len(item) > left):
+            item = item.values()
+        if len(item) > left:
             _too_large(param)
-        if depth > MAX_DEPTH:
-            raise TextError(f"{param} is nested more than {MAX_DEPTH} levels deep.", param)
-        stack += children
+        for each in item:
+            if isinstance(each, str):
+                left -= len(each) + 1
+            else:
+                left -= 1
+                if isinstance(each, list | Mapping):
+                    stack.append((each, depth + 1))
+            if left < 0:
+                _too_large(param)
 
 
 def _check_bounds(schema: Any, param: str) -> None:

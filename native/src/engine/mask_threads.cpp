@@ -3,7 +3,10 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+
+#include "base/time_slices.h"
 
 namespace qwen3 {
 
@@ -91,18 +94,25 @@ void MaskThreads::run(size_t thread) {
     }
     do {
       lock.unlock();
-      if (job.request != nullptr) {
-        job.mask.resize(n_words_);
-        job.answer = job.matcher->next(job.token, job.mask);
-      } else {
-        job = {};  // freed here, without a lock
-      }
+      ask(job);
       lock.lock();
       turn.asks_ = false;
       if (job.request != nullptr) turn.answered_.push_back(std::move(job));
     } while (goes_on(turn) && take(turn, job));
     tell(turn, lock);
   }
+}
+
+// A slow matcher lets all others go before it.
+void MaskThreads::ask(MaskJob& job) const {
+  std::optional<LongTimeSlices> slices;
+  if (job.request == nullptr || job.matcher->slow()) slices.emplace();
+  if (job.request == nullptr) {
+    job = {};  // freed here, without a lock
+    return;
+  }
+  job.mask.resize(n_words_);
+  job.answer = job.matcher->next(job.token, job.mask);
 }
 
 // Finds a job that may be done now, of the turn's kind if it has begun.

@@ -74,6 +74,7 @@ class MaskThreads {
   using Kind = Turn::Kind;
 
   void run(size_t thread);
+  void ask(MaskJob& job) const;
   bool take(Turn& turn, MaskJob& job);
   bool goes_on(const Turn& turn) const;
   void tell(Turn& turn, Lock& lock);

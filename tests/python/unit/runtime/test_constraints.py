@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from qwen3app.errors import AppError, EngineError, RequestError, Status
 from qwen3app.runtime import constraints as module
 from qwen3app.runtime.constraints import Constraint, Constraints, GrammarTokens, Phase, SampleConstraint
 from qwen3app.runtime.masks import ConstrainedSample, Masks
+from qwen3app.text import grammars
+from qwen3app.text.errors import TextError
 from qwen3app.text.grammars import MAX_CHARACTERS, MAX_CHOICES, MAX_DEPTH, ConstraintSpec, tool_call_spec
 
 COMPACT = {"white_space": False}
@@ -328,6 +332,48 @@ async def test_a_slow_compilation_is_refused_and_the_others_go_on(
     release.set()
     assert isinstance(await second, Constraint)
     constraints.close()
+
+
+async def test_what_a_refused_request_held_is_let_go_of_at_once(constraints: Constraints) -> None:
+    """A cycle would keep it until the collector comes, which then takes 85 ms, Python's lock in hand."""
+    gc.disable()
+    try:
+        for spec in (ConstraintSpec("json", {"enum": ["x" * 9] * 90_000}, "p"), ConstraintSpec("regex", "(", "p")):
+            gone: list[weakref.ref[RequestError]] = []
+            try:
+                await constraints.compile(spec)
+            except RequestError as error:
+                gone.append(weakref.ref(error))
+            await until(lambda gone=gone: gone[0]() is None)  # type: ignore[misc]
+    finally:
+        gc.enable()
+
+
+def cost(value: Any) -> int:
+    """What a constraint's size counts, by definition."""
+    if isinstance(value, str):
+        return len(value) + 1
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return 1 + sum(map(len, value if isinstance(value, dict) else ())) + sum(map(cost, inner))
+
+
+async def test_the_limit_of_size_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        schema = {"enum": [random_json(rng, 4) for _ in range(3)]}
+        monkeypatch.setattr(grammars, "MAX_CHARACTERS", cost(schema))
+        grammars.build_grammar(ConstraintSpec("json", schema, "p"), {})
+        monkeypatch.setattr(grammars, "MAX_CHARACTERS", cost(schema) - 1)
+        with pytest.raises(TextError, match="is larger than"):
+            grammars.build_grammar(ConstraintSpec("json", schema, "p"), {})
+
+
+def random_json(rng: random.Random, depth: int) -> Any:
+    kind = rng.randrange(6 if depth else 4)
+    if kind < 4:
+        return (rng.randrange(99), None, True, "x" * rng.randrange(5))[kind]
+    items = [random_json(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return items if kind == 4 else {f"k{i}" * rng.randrange(3) + str(i): each for i, each in enumerate(items)}
 
 
 TOOLS = [
