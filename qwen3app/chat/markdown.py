@@ -31,6 +31,7 @@ class Span(NamedTuple):
 
 
 _MOST_HELD = 600  # characters behind an opening mark
+_MOST_LINE = 2000  # characters of a line that is read as a whole; a longer one is text, a longer line of code two
 _ROWS_HELD = 24
 
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`\n]*)$")
@@ -91,12 +92,12 @@ class Markdown:
     # ------------------------------------------------------------------------------------------------ whole lines
 
     def _take_line(self, final: bool) -> str | None:
-        """The next line with its end, if it has come."""
-        end = self._held.find("\n") + 1
+        """The next line with its end, or as much of it as is read at once, if that has come."""
+        end = self._held.find("\n", 0, _MOST_LINE) + 1
         if end == 0:
-            if not final:
+            if not final and len(self._held) < _MOST_LINE:
                 return None
-            end = len(self._held)
+            end = min(len(self._held), _MOST_LINE)
         line, self._held = self._held[:end], self._held[end:]
         return line
 
@@ -105,19 +106,24 @@ class Markdown:
         if line is None:
             return False
         bare = line.strip()
-        if len(bare) >= len(self._fence) and set(bare) == {self._fence[0]}:
+        if self._at_start and len(bare) >= len(self._fence) and set(bare) == {self._fence[0]}:
             spans.append(Span(line, "dim"))
             self._fence, self._code = "", None
         else:
             assert self._code is not None
             spans += [Span(text, style) for text, style in self._code.line(line)]
+        self._at_start = line.endswith("\n")
         return True
 
     def _line_start(self, spans: list[Span], final: bool) -> bool:
         held = self._held
-        end = held.find("\n")
+        end = held.find("\n", 0, _MOST_LINE)
+        first = held[: end if end >= 0 else _MOST_LINE]
+        if end < 0 and len(held) >= _MOST_LINE:
+            self._end_table(spans)
+            self._begin_text(spans, first)
+            return True
         complete = end >= 0 or final
-        first = held if end < 0 else held[:end]
         if not complete and (_UNCLEAR.match(first) or _WHOLE_LINE.match(first)):
             return False
         if _TABLE_ROW.match(first) or self._header is not None:

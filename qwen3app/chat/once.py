@@ -1,7 +1,8 @@
 """One question, one answer: `chat --once`, `echo question | chat`, and both together.
 
-Owns the streams' meaning: stdout gets the answer and nothing else, byte for byte when it is not a terminal; stderr gets
-what was asked for (thoughts, numbers) and what went wrong. Runs on the event loop's thread.
+Owns the streams' meaning: stdout gets the answer and nothing else, byte for byte when it is not a terminal and as a
+conversation shows it when it is; stderr gets what was asked for (thoughts, numbers) and what went wrong. Runs on the
+event loop's thread.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import stat
 from contextlib import aclosing
 from typing import BinaryIO, TextIO
 
+from rich.console import Console
+
 from qwen3app.chat.backend import Piece
 from qwen3app.chat.errors import ChatError
-from qwen3app.chat.render import cut_sentence, stats_line
+from qwen3app.chat.render import Renderer, cut_sentence, stats_line
 from qwen3app.chat.sanitize import sanitize
 from qwen3app.chat.session import ChatSession
 
@@ -68,13 +71,15 @@ async def ask_once(
     show_stats: bool = False,
 ) -> None:
     """Streams the answer to stdout and ends it with a newline."""
-    for_terminal = stdout.isatty()
+    terminal = Renderer(Console(file=stdout, highlight=False)) if stdout.isatty() else None
     last = ""
     async with aclosing(session.ask(question)) as pieces:
         async for piece in pieces:
             assert isinstance(piece, Piece)  # without tools there are no calls
-            if piece.kind == "answer":
-                stdout.write(sanitize(piece.text) if for_terminal else piece.text)
+            if piece.kind == "answer" and terminal is not None:
+                terminal.piece(piece)
+            elif piece.kind == "answer":
+                stdout.write(piece.text)
                 stdout.flush()
                 last = piece.text
             elif show_thinking:
@@ -82,6 +87,8 @@ async def ask_once(
                 stderr.flush()
         if show_thinking and session.stats.thought_tokens:
             stderr.write("\n")
+    if terminal is not None:
+        terminal.end_part()
     if last and not last.endswith("\n"):
         stdout.write("\n")
         stdout.flush()

@@ -106,7 +106,7 @@ class Renderer:
     def _change(self, kind: str) -> None:
         """Sets thought and answer apart."""
         if self._kind is not None:
-            self._end_part()
+            self.end_part()
             self._write("\n", None)
         if kind == "thought":
             self._thought_began = time.monotonic()
@@ -115,7 +115,7 @@ class Renderer:
 
     def call(self, call: Call) -> None:
         """The model wants a tool to be run, with these arguments: all of them, as the user decides by them."""
-        self._end_part()
+        self.end_part()
         self._kind = None
         self._line(f"{sanitize_line(call.name)}({_arguments(call.arguments)})", _CALL_STYLE)
 
@@ -128,7 +128,7 @@ class Renderer:
 
     def end(self, stats: TurnStats) -> None:
         """Ends the answer with its line of numbers, and says why it is incomplete if it is."""
-        self._end_part()
+        self.end_part()
         self._kind = None
         if sentence := cut_sentence(stats, "/set max_tokens N"):
             self.notice(sentence)
@@ -141,13 +141,13 @@ class Renderer:
         """A whole text, as an answer is shown."""
         self.begin()
         self.piece(Piece("answer", text))
-        self._end_part()
+        self.end_part()
 
     def thought(self, text: str) -> None:
         self._line(text, _THOUGHT_STYLE)
 
-    def _end_part(self) -> None:
-        """Ends the thought or the answer that is being written."""
+    def end_part(self) -> None:
+        """Ends the thought or the answer that is being written, and its line."""
         if self._kind == "thought" and not self.show_thinking and not self._at_line_start:
             self._write(f" {format_seconds(time.monotonic() - self._thought_began)}", _NOTE_STYLE)
         if self._answer is not None:
@@ -173,7 +173,7 @@ class Renderer:
         self._line(text, None)
 
     def _line(self, text: str, style: str | None) -> None:
-        self._end_part()
+        self.end_part()
         self._write(sanitize(text) + "\n", style)
 
     def _end_line(self) -> None:

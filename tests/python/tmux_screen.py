@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from patience import PATIENCE, wait_until
@@ -24,6 +25,7 @@ class Screen:
         rows: int = 48,
         shell: bool = False,
         environment: dict[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "qwen3app.cli"),
     ) -> None:
         self._socket = str(folder / "tmux")
         self.state = folder / "state"
@@ -39,7 +41,7 @@ class Screen:
             **(environment or {}),
         }
         settings = [f"{name}={value}" for name, value in variables.items()]
-        chat = shlex.join(["env", *settings, sys.executable, "-m", "qwen3app.cli", "chat", *flags])
+        chat = shlex.join(["env", *settings, *program, "chat", *flags])
         command = "exec bash --norc --noprofile -i" if shell else f"{chat}; echo EXIT $?; exec cat"
         self.tmux("-f", "/dev/null", "new-session", "-d", "-x", str(columns), "-y", str(rows), command)
         if shell:  # with job control; the chat is one of its jobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import psutil
 import pytest
 from fake_hub import FakeHub
 from patience import PATIENCE, wait_until
+from scripted_server import call, scripted, words
+from tmux_screen import Screen
 
 from .conftest import ROOT, Run, Serve, clean_environment
 
@@ -59,6 +62,24 @@ def test_chat_once_prints_the_answer_alone(run: Run, tiny_model_dir: Path) -> No
     result = run(*arguments, "--once", "Hello")
     assert result.returncode == 0, result.stderr
     assert run(*arguments, input="Hello\n").stdout == result.stdout, "a question on stdin is the same question"
+
+
+def test_chat_talks_to_a_server_and_runs_tools_by_the_users_python(packed: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text('def twice(n: int) -> int:\n    """Doubles."""\n    return 2 * n\n')
+    with scripted(words("First"), call("twice", '{"n": 21}'), words("Second")) as server:
+        result = run("chat", "--url", server.url, "--once", "Hi")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "First\n", "")
+        if shutil.which("tmux") is None or shutil.which("python3", path="/usr/bin:/bin") is None:
+            return
+        screen = Screen(tmp_path, "--url", server.url, program=[str(packed)], environment={"PATH": "/usr/bin:/bin"})
+        try:
+            screen.enter(f"/tools {tmp_path}/my.py")
+            screen.enter("Double 21")
+            screen.wait("twice(n=21)", "Run it?")
+            screen.keys("y")
+            screen.wait("→ 42", "Second")
+        finally:
+            screen.close()
 
 
 def test_chat_reads_a_model_from_the_variable(run: Run, tiny_model_dir: Path) -> None:

@@ -78,6 +78,11 @@ def style_of(text: str, part: str) -> str:
 @example(ANSWER, list(range(200)))
 @example("**" + "a" * 700 + "**", list(range(0, 200, 7)))
 @example("`" + "a" * 597 + "`b", [599, 600, 601])
+@example("-" * 2001, [])
+@example("| a |\n|---|\n| " + "b" * 1998 + "|\nx **y**", [1999, 2000, 2001])
+@example("| a |\n| " + "b" * 3000, [2003, 2004])
+@example("```\n" + "x" * 1998 + "\n```\ny", [2000, 2001, 2002, 2003])
+@example("```\n" + "x" * 2000 + "```\n```\n**y**", [2000, 2003, 2004, 2005])
 def test_the_same_however_it_is_cut(text: str, cuts: list[int]) -> None:
     whole = styled([text])
     assert styled(list(text)) == whole
@@ -193,3 +198,10 @@ def test_a_long_table_does_not_wait_for_its_end() -> None:
     rows = "".join(span.text for span in markdown.feed("| 111 | 2 |\n"))
     assert rows.startswith("a   │ b\n────┼──\n1   │ 2\n") and rows.count("\n") == 26
     assert "".join(span.text for span in markdown.feed("| 4 | 5 |\n| 66666 | 7 |\n")) == "4   │ 5\n66666 │ 7\n"
+
+
+@pytest.mark.parametrize("text", ["-" * 5000, "| " + "x" * 5000, "```\n" + "x = " * 5000])
+def test_a_line_without_end_is_shown(text: str) -> None:
+    markdown = Markdown()
+    seen = "".join(span.text for char in text for span in markdown.feed(char))
+    assert text.startswith(seen) and len(text) - len(seen) < 2000

@@ -36,6 +36,17 @@ async def test_a_terminal_is_never_steered(session: ChatSession, runtime: Any) -
     assert err.getvalue().startswith("\u241b\n[2 tokens")
 
 
+async def test_a_terminal_gets_markdown(session: ChatSession, runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    runtime.script = [("", "- a *"), ("", "*b*"), ("", "*")]
+    terminal, pipe = Tty(), io.StringIO()
+    await ask_once(session, "Hi", terminal, io.StringIO())
+    await ask_once(session, "Hi", pipe, io.StringIO())
+    assert terminal.getvalue() == "• a \x1b[1mb\x1b[0m\n" and pipe.getvalue() == "- a **b**\n"
+
+
 async def test_a_cut_answer_says_so(session: ChatSession, runtime: Any) -> None:
     runtime.script, runtime.finish = [("long thought", "")], "length"
     session.settings.max_tokens = 1
