@@ -61,6 +61,8 @@ class RemoteBackend:
         self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, follow_redirects=False)
         self._defaults: dict[str, Any] = {}
         self._pump: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._has_status = True  # until it says otherwise
 
     async def __aenter__(self) -> RemoteBackend:
         try:
@@ -79,6 +81,7 @@ class RemoteBackend:
 
     def stop(self) -> None:
         if self._pump is not None:
+            self._stopped = True
             self._pump.cancel()
 
     async def answer(
@@ -94,6 +97,7 @@ class RemoteBackend:
         body = self._body(messages, tools, settings, think)
         # A task of its own reads, so that stop() ends it wherever it waits.
         said: asyncio.Queue[_Delta | None] = asyncio.Queue()
+        self._stopped = False
         pump = self._pump = asyncio.ensure_future(self._read(body, said, stats))
         last: float | None = None
         try:
@@ -102,13 +106,10 @@ class RemoteBackend:
                 if stats.first_seconds is None:
                     stats.first_seconds = last - started
                 yield delta
-            if pump.cancelled():
-                stats.finish = "abort"
-            else:
-                await pump
-                await self._look_at_server()
+            await pump
+            await self._look_at_server()
         except asyncio.CancelledError:
-            if not pump.cancelled():
+            if not self._stopped:
                 raise
             stats.finish = "abort"
         finally:
@@ -185,13 +186,17 @@ class RemoteBackend:
         await self._look_at_server()
 
     async def _look_at_server(self) -> None:
-        """What only our own server tells: KV use and defaults. Any other answers with an error, which is no loss."""
+        """What only our own server tells: KV use and defaults. Any other is asked once."""
+        if not self._has_status:
+            return
+        self._has_status = False
         with contextlib.suppress(*_FAILURES):
             response = await self._client.get(f"{self.place.removesuffix('/v1')}/status", timeout=_CONNECT_SECONDS)
             found = _json(response.content) if response.status_code == 200 else {}
             if isinstance(found.get("kv_usage"), int | float) and isinstance(found.get("defaults"), dict):
                 self.kv_share, self._defaults = found["kv_usage"], found["defaults"]
                 self.unset = None  # our own server: what it does not name is off
+                self._has_status = True
 
 
 def _take(event: dict[str, Any], calls: dict[int, dict[str, str]], said: Any, stats: TurnStats) -> None:

@@ -1,7 +1,8 @@
 """/save and /load: a conversation as JSON, in the form of a chat completions request.
 
-Owns the file's form: {"model", "messages", and the sampling settings that the user has changed, by OpenAI's names}, so
-that the file can be sent to a server as it is. A bare list of messages is read too. Any thread.
+Owns the file's form: {"model", "messages", and the sampling settings that the user has changed, by OpenAI's names, and
+"tools"}, so that the file can be sent to a server as it is. The chat page exports and imports such files too. A bare
+list of messages is read as well. Any thread.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def save(session: ChatSession, path: Path) -> None:
         value = getattr(settings, setting.field)
         if value is not None and setting.field != "system":
             body[setting.field] = value
+    if session.tools:
+        body["tools"] = session.tools  # for who sends the file; a chat takes them from their file, with /tools
     # Half a character that a model wrote has no UTF-8 form.
     data = json.dumps(body, ensure_ascii=False, indent=2).encode("utf-8", "replace") + b"\n"
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -48,12 +48,17 @@ class ScriptedServer:
         self.gate = threading.Event()
         self.gate.set()
         self.requests: list[dict[str, Any]] = []
+        self.asked: list[str] = []  # paths of GET
         self.status: int = 200
+        self.status_reply: Any = None  # of GET /status
         self.models: Any = {"data": [{"id": "scripted", "max_model_len": 1000}, {"id": "second"}]}
         script = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                script.asked.append(self.path)
+                if self.path == "/status" and script.status_reply:
+                    return self._json(script.status_reply, 200)
                 if self.path != "/v1/models":
                     return self._json({"error": {"message": "not here"}}, 404)
                 if script.key and self.headers["Authorization"] != f"Bearer {script.key}":

@@ -50,6 +50,17 @@ async def test_the_prompt_is_read_from_the_cache_on_the_next_turn(session: ChatS
     assert session.stats.prompt_tokens == n_prompt and session.stats.cached_tokens > 0
 
 
+async def test_tools_stand_in_the_prompt(session: ChatSession) -> None:
+    await ask(session, "Hi")
+    without = session.stats.prompt_tokens
+    session.reset()
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    session.tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    session.settings.max_tokens = 1  # too short for a call
+    await ask(session, "Hi")
+    assert session.stats.prompt_tokens > without + len("weather")
+
+
 async def test_stopping_frees_the_engine_and_keeps_the_words(session: ChatSession) -> None:
     session.settings.max_tokens = None
     session.settings.temperature = 50.0

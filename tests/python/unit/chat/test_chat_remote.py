@@ -65,6 +65,35 @@ async def test_settings_are_sent(server: ScriptedServer) -> None:
     assert sent["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+async def test_another_server_is_asked_for_its_status_once(server: ScriptedServer) -> None:
+    async with RemoteBackend(server.url, None, None) as backend:
+        session = ChatSession(backend)
+        await ask(session, "Hi")
+        await ask(session, "More")
+    assert server.asked == ["/v1/models", "/status"]
+    assert backend.unset == "the server's default" and session.effective("temperature") is None
+
+
+async def test_our_own_server_tells_more(server: ScriptedServer) -> None:
+    server.status_reply = {"kv_usage": 0.25, "defaults": {"temperature": 0.6, "top_p": None}}
+    async with RemoteBackend(server.url, None, None) as backend:
+        session = ChatSession(backend)
+        server.status_reply = {**server.status_reply, "kv_usage": 0.5}
+        await ask(session, "Hi")
+        assert status_line(session, 80).endswith("KV 50%") and backend.unset is None
+        assert session.effective("temperature") == 0.6 and session.effective("top_p") is None
+
+
+async def test_a_cancelled_chat_does_not_swallow_its_cancellation(server: ScriptedServer) -> None:
+    server.gate.clear()
+    async with RemoteBackend(server.url, None, None) as backend:
+        asking = asyncio.ensure_future(ask(ChatSession(backend), "Hi"))
+        await until(lambda: server.requests)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
 async def test_a_tool_call() -> None:
     with scripted(call("add", '{"a": 1, "b": "日"}'), words("Done")) as server:
         async with RemoteBackend(server.url, None, None) as backend:

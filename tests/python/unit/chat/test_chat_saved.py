@@ -48,8 +48,9 @@ async def test_a_conversation_comes_back(session: ChatSession, runtime: Any, tmp
     settings = session.settings
     assert (settings.system, settings.temperature, settings.seed, settings.top_k) == ("Be brief.", 0.5, 2**63 - 1, None)
     assert session.context_tokens is None
+    session.tools = [{"type": "function", "function": {"name": "f"}}]
     saved.save(session, path)  # over itself
-    assert json.loads(path.read_text("utf-8")) == body
+    assert json.loads(path.read_text("utf-8")) == {**body, "tools": session.tools}
 
 
 def test_other_files_are_left_alone(session: ChatSession, tmp_path: Path) -> None:
