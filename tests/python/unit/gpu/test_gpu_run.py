@@ -139,5 +139,5 @@ def test_ratios_are_above_one_where_we_are_better() -> None:
 def test_serve_rows_asks_for_all_that_a_server_needs() -> None:
     project = tomllib.loads((GPU.parents[1] / "pyproject.toml").read_text())["project"]
     needed = {re.split("[=<>]", requirement)[0].replace("-", "_") for requirement in project["dependencies"]}
-    others = {"prompt_toolkit", "rich", "pygments", "httpx2", "huggingface_hub"}  # of the terminal, and of models by name
+    others = {"prompt_toolkit", "rich", "pygments", "httpx2", "huggingface_hub"}  # of chat and of models by name
     assert set(serve_rows.PACKAGES) == needed - others
