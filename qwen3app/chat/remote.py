@@ -52,7 +52,7 @@ class RemoteBackend:
         self.notice: str | None = None
         self.kv_share: float | None = None
         self.unset: str | None = "the server's default"
-        headers = {"User-Agent": f"qwen3-8b/{__version__}"}
+        headers = {"User-Agent": f"qwen3-8b/{__version__}", "Content-Type": "application/json"}
         if api_key:
             if not api_key.isascii() or not api_key.isprintable():
                 raise UsageError("The API key holds characters that no key has; look for spaces and line ends.")
@@ -125,7 +125,8 @@ class RemoteBackend:
     async def _read(self, body: dict[str, Any], said: asyncio.Queue[_Delta | None], stats: TurnStats) -> None:
         calls: dict[int, dict[str, str]] = {}
         try:
-            async with self._client.stream("POST", f"{self.place}/chat/completions", json=body) as response:
+            data = json.dumps(body).encode()  # in ASCII: what is no text is for the server to refuse
+            async with self._client.stream("POST", f"{self.place}/chat/completions", content=data) as response:
                 if response.status_code != 200:
                     await response.aread()
                     raise _refused(response)
@@ -138,6 +139,8 @@ class RemoteBackend:
                 raise ChatError("The server ended the answer without saying why; it may have stopped.")
         except _FAILURES as error:
             raise ChatError(f"The connection to {self.place} failed: {_words(error)}.") from None
+        except (AttributeError, TypeError):
+            raise ChatError("The server sent an event that has not the form of OpenAI's.") from None
         finally:
             said.put_nowait(None)
 

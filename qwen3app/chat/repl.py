@@ -25,6 +25,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import History
 from prompt_toolkit.input import Input
+from prompt_toolkit.input.typeahead import clear_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 
@@ -188,6 +189,7 @@ class Repl:
             input=self._input,
             output=self._output,
         )
+        clear_typeahead(self._prompt.app.input)  # keys that were read with the question
         _forget_typed_keys()
         # The interrupt handler of the answer stays: prompt_toolkit would remove it.
         consent = await prompt.prompt_async(handle_sigint=False)

@@ -180,6 +180,10 @@ def _typed(value: typing.Any, hint: typing.Any) -> typing.Any:
     return origin(value) if origin in (tuple, set) else value
 
 
+def _name(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def call(function: typing.Callable[..., typing.Any], tool: dict[str, typing.Any], arguments: typing.Any) -> str:
     """The result as text for the model: a string as it is, anything else as JSON, an exception as {"error": ...}."""
     try:
@@ -194,7 +198,7 @@ def call(function: typing.Callable[..., typing.Any], tool: dict[str, typing.Any]
     except KeyboardInterrupt:
         text = json.dumps({"error": "The user stopped this call."})
     except BaseException as error:  # SystemExit too: a tool ends a call, not the chat
-        text = json.dumps({"error": f"{type(error).__name__}: {error}"}, ensure_ascii=False)
+        text = json.dumps({"error": _name(error)}, ensure_ascii=False)
     return text if len(text) <= MOST_RESULT else f"{text[:MOST_RESULT]}... (cut, {len(text)} characters)"
 
 
@@ -220,8 +224,11 @@ def main(path: str) -> None:
     except Wrong as error:
         say(error=f"{error}.")
         return
+    except KeyboardInterrupt:
+        say(error="Loading was stopped.")
+        return
     except BaseException as error:
-        say(error=f"{type(error).__name__}: {error}.")
+        say(error=f"{_name(error)}.")
         return
     say(tools=list(tools.values()))
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()

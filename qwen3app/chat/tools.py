@@ -199,6 +199,7 @@ class Tools:
             result, printed = await self._process.call(call.name, arguments)
         except ChatError as error:  # the file cannot be loaded any more
             return self._refused(str(error))
+        result = result.encode("utf-8", "replace").decode()  # half a character is no text for a model
         self._renderer.tool_result(result, printed)
         return result
 

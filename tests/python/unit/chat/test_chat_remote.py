@@ -65,6 +65,12 @@ async def test_settings_are_sent(server: ScriptedServer) -> None:
     assert sent["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+async def test_what_is_no_text_is_for_the_server_to_refuse(server: ScriptedServer) -> None:
+    async with RemoteBackend(server.url, None, None) as backend:
+        await ask(ChatSession(backend), "日 \udcff")
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "日 \udcff"}]
+
+
 async def test_another_server_is_asked_for_its_status_once(server: ScriptedServer) -> None:
     async with RemoteBackend(server.url, None, None) as backend:
         session = ChatSession(backend)
@@ -157,6 +163,9 @@ async def test_keys() -> None:
         ([{"error": {"message": "it broke"}}], "The server failed: it broke"),
         ([{"choices": [{"delta": {"content": "x"}}]}], "without saying why"),
         ([[1]], "no JSON object"),
+        ([{"choices": [1]}], "has not the form of OpenAI's"),
+        ([{"choices": 5}], "has not the form of OpenAI's"),
+        ([{"choices": [{"delta": {"tool_calls": ["x"]}}]}], "has not the form of OpenAI's"),
     ],
 )
 async def test_streams_that_break_are_one_sentence(events: Any, sentence: str) -> None:

@@ -232,6 +232,29 @@ async def test_a_call_waits_for_a_key(
     assert ("stopped]" in screen.getvalue()) == (keys == CTRL_C)
 
 
+async def test_keys_typed_before_the_question_do_not_answer_it(
+    terminal: Terminal, session: ChatSession, runtime: Any, tmp_path: Path, screen: io.StringIO
+) -> None:
+    path = tmp_path / "t.py"
+    path.write_text("def f():\n '''F.'''\n return 5\n")
+    runtime.script = [("", "", ToolCall("f", "{}", ""))]
+
+    def next_round(generation: object) -> None:
+        runtime.script = [("", "Done.")]
+
+    runtime.on_generate = next_round
+    running = asyncio.ensure_future(terminal.repl.run())
+    terminal.keys.send_text(f"/tools {path}{ENTER}")
+    await until(lambda: session.tools)
+    terminal.keys.send_text(f"Do it{ENTER}y")  # one read of the terminal gives all of it
+    await until(lambda: "f()\n" in screen.getvalue())
+    terminal.keys.send_text("n")
+    await until(lambda: "tok" in screen.getvalue())
+    terminal.keys.send_text(CTRL_D)
+    await asyncio.wait_for(running, PATIENCE)
+    assert "did not allow" in session.messages[2]["content"]
+
+
 async def test_a_file_goes_along(terminal: Terminal, session: ChatSession, tmp_path: Path, screen: io.StringIO) -> None:
     (tmp_path / "a.txt").write_text("inside")
     await terminal.type(f"Read @{tmp_path}/a.txt{ENTER}{CTRL_D}")

@@ -75,6 +75,10 @@ def dies():
     """Dies."""
     os._exit(1)
 
+def half() -> str:
+    """Gives half a character."""
+    return "a\\ud800"
+
 def long():
     """Gives much."""
     return "x" * 300_000
@@ -139,7 +143,19 @@ async def run(tools: Tools, name: str, **arguments: Any) -> Any:
 
 async def test_functions_become_schemas(tools: Tools, session: ChatSession, file: Path) -> None:
     names = await tools.load(file)
-    assert names == ["dies", "fails", "kinds", "later", "leaves", "long", "process", "sleeps", "text", "weather"]
+    assert names == [
+        "dies",
+        "fails",
+        "half",
+        "kinds",
+        "later",
+        "leaves",
+        "long",
+        "process",
+        "sleeps",
+        "text",
+        "weather",
+    ]
     assert session.tools is not None
     by_name = {tool["function"]["name"]: tool["function"] for tool in session.tools}
     assert by_name["weather"] == {
@@ -173,7 +189,7 @@ async def test_calls_and_their_results(tools: Tools, file: Path, screen: io.Stri
     assert json.loads(result) == {"city": "Oslo", "unit": "F", "é": None} and "é" in result
     assert screen.getvalue().startswith("│ asked for Oslo\n│ as well\n→ {")
     assert await run(tools, "text") == "plain"
-    assert await run(tools, "later") == "7"
+    assert await run(tools, "later") == "7" and await run(tools, "half") == "a?"
     given: dict[str, Any] = {"a": 1, "b": [1], "c": {"k": True}, "d": "y", "e": "s", "f": ""}
     assert await run(tools, "kinds", **given, g=[1]) == '["tuple", 1]'
     assert json.loads(await run(tools, "fails")) == {"error": "ValueError: no luck"}
@@ -258,7 +274,8 @@ async def test_the_process_ends_with_the_chat(tools: Tools, file: Path) -> None:
         ("def f(a: 'Nope'):\n '''x'''", "f has a type hint that cannot be read"),
         ("raise RuntimeError('no')", "RuntimeError: no"),
         ("import os; os._exit(0)", "Python ended while it loaded the file"),
-        ("import sys; sys.exit()", "SystemExit"),
+        ("import sys; sys.exit()", r"SystemExit\.$"),
+        ("raise KeyboardInterrupt", r"Loading was stopped\.$"),
     ],
 )
 async def test_a_wrong_file_is_one_sentence(
