@@ -285,10 +285,10 @@ class Life:
         self._server = _make_server(config)
         scheme = "http" if tls is None else "https"
         self._page = f"{scheme}://{_url_host(_reachable(host))}:{port}/"
-        self._log.write("listening", address=f"{host}:{port}", message=f"{scheme}://{_url_host(host)}:{port}")
-        loading = self._task(self._load())
-        watching = self._task(self._watch_progress())
-        with self._signals():
+        with self._signals():  # whoever reads that it listens may send one
+            self._log.write("listening", address=f"{host}:{port}", message=f"{scheme}://{_url_host(host)}:{port}")
+            loading = self._task(self._load())
+            watching = self._task(self._watch_progress())
             await self._server.serve(sockets=[self._listener])
         for task in (loading, watching, *self._tasks):
             task.cancel()

@@ -9,12 +9,14 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from patience import PATIENCE, wait_until
 
 from qwen3app.errors import AppError, UsageError
+from qwen3app.server.access_log import Log
 from qwen3app.server.main import Life, _bind_sentence, run_server
 from qwen3app.settings import EngineSettings, ServeSettings
 
@@ -56,6 +58,23 @@ def test_a_whole_life(tiny_model_dir: Path, capfd: pytest.CaptureFixture[str]) -
     assert replies == [200]
     events = [json.loads(line)["event"] for line in capfd.readouterr().err.splitlines()]
     assert events[-1] == "stopped" and {"listening", "ledger", "ready", "request", "draining"} <= set(events)
+
+
+def test_a_signal_may_come_as_soon_as_it_says_that_it_listens(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write = Log.write
+
+    def write_and_signal(log: Log, event: str, *arguments: Any, **fields: Any) -> None:
+        write(log, event, *arguments, **fields)
+        if event == "listening":
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # or it would end this process
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Log, "write", write_and_signal)
+    assert run_server(settings_for(tiny_model_dir, 0)) == 0
+    events = [json.loads(line)["event"] for line in capfd.readouterr().err.splitlines()]
+    assert events[-1] == "stopped" and "draining" in events
 
 
 def test_a_broken_model_ends_with_its_sentence(tiny_model_dir: Path, tmp_path: Path) -> None:
