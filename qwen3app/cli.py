@@ -14,15 +14,19 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from qwen3app import __version__
 from qwen3app.errors import AppError, UsageError
 
+if TYPE_CHECKING:
+    from qwen3app.settings import EngineSettings
+
 PROGRAM = "qwen3-8b"
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+_CHAT_SLOTS = 1  # a conversation is one request at a time
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,8 +103,7 @@ def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--stats", action="store_true", help="with one question: print its numbers on stderr")
     add_engine_arguments(parser)
-    # A conversation is one request at a time.
-    parser.set_defaults(slots=1)
+    parser.set_defaults(slots=_CHAT_SLOTS)
 
 
 def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
@@ -125,6 +128,8 @@ def _run_chat(args: argparse.Namespace) -> int:
     engine = EngineSettings.from_args(args)
     if args.api_key is not None and args.url is None:
         raise UsageError(f"{PROGRAM} chat: --api-key is for --url; a model in this process needs no key.")
+    if args.url is not None:
+        _refuse_engine_flags(engine)
     return run_chat(
         ChatOptions(
             model_dir=None
@@ -141,6 +146,19 @@ def _run_chat(args: argparse.Namespace) -> int:
             show_stats=args.stats,
         )
     )
+
+
+def _refuse_engine_flags(engine: EngineSettings) -> None:
+    """UsageError for a flag of the engine beside --url, where it would do nothing."""
+    from qwen3app.settings import EngineSettings
+
+    default = EngineSettings(slots=_CHAT_SLOTS)
+    for each in fields(engine):
+        if each.name != "model" and getattr(engine, each.name) != getattr(default, each.name):
+            flag = "no-prefix-cache" if each.name == "prefix_cache" else each.name.replace("_", "-")
+            raise UsageError(
+                f"{PROGRAM} chat: --{flag} is for a model in this process; give it to the server that --url names."
+            )
 
 
 def _add_info_arguments(parser: argparse.ArgumentParser) -> None:
