@@ -62,6 +62,9 @@ def make_app(state: ServerState, log: Log) -> ASGIApp:
             )
             reply = internal_error()
         record_of(request.scope).error = reply.message
+        # Its frames hold the request, and the generation among them holds the error: a cycle, which would wait for the
+        # collector, 60 ms with Python's lock in hand where requests are large.
+        error.__traceback__ = None
         return Response(reply.body, status_code=reply.status, headers=reply.headers, media_type="application/json")
 
     guards = state.settings.guards

@@ -134,6 +134,7 @@ class EventStream(Reply):
             tail = in_lines(self._encoder.end()) + DONE
         except AppError as error:  # the answer has begun: the error becomes an event
             tail = b"data: " + in_lines((describe(error) or internal_error()).body) + b"\n\n"
+            error.__traceback__ = None  # no cycle with the generation, which holds it
         finally:
             generation.cancel()
             self._heartbeat.remove(self)
