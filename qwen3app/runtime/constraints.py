@@ -40,7 +40,6 @@ from qwen3app.text.grammars import (
     schema_grammar,
     subschemas,
 )
-from qwen3app.time_slices import long_time_slices
 
 if TYPE_CHECKING:
     from qwen3app.text.tokenizer import Tokenizer
@@ -97,8 +96,7 @@ class GrammarTokens:
         return bytes(bits)
 
     def matcher(self, grammar: str) -> Matcher:
-        with long_time_slices():
-            return self._vocabulary.matcher(grammar, _LIMITS)
+        return self._vocabulary.matcher(grammar, _LIMITS)
 
 
 class Constraint:
@@ -279,8 +277,7 @@ def _compiled(tokens: GrammarTokens, grammar: Grammar) -> Constraint | RequestEr
     fault = _fault(matcher)
     if fault is None:
         begin = time.thread_time()
-        with long_time_slices():
-            mask = matcher.mask()
+        mask = matcher.mask()
         slow = time.thread_time() - begin > _SLOW_SECONDS
         fault = _fault(matcher)
         if mask is not None and fault is None:

@@ -3,10 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
-
-#include "base/time_slices.h"
 
 namespace qwen3 {
 
@@ -103,10 +100,7 @@ void MaskThreads::run(size_t thread) {
   }
 }
 
-// A slow matcher lets all others go before it.
 void MaskThreads::ask(MaskJob& job) const {
-  std::optional<LongTimeSlices> slices;
-  if (job.request == nullptr || job.matcher->slow()) slices.emplace();
   if (job.request == nullptr) {
     job = {};  // freed here, without a lock
     return;

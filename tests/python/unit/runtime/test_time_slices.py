@@ -60,9 +60,6 @@ def test_slices_are_of_the_one_thread() -> None:
         thread = threading.Thread(target=inner)
         thread.start()
         thread.join()
-        with time_slices.long_time_slices():
-            slices["long"] = slice_ns()
-        slices["after"] = slice_ns()
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -70,10 +67,4 @@ def test_slices_are_of_the_one_thread() -> None:
     usual = slices["before"]
     if not usual or slices.get("short") != time_slices.SHORT_NS:
         pytest.skip("this kernel gives threads no slices of their own")
-    assert slices == {
-        "before": usual,
-        "short": time_slices.SHORT_NS,
-        "started by it": usual,
-        "long": time_slices.LONG_NS,
-        "after": usual,
-    }
+    assert slices == {"before": usual, "short": time_slices.SHORT_NS, "started by it": usual}
