@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+import unicodedata
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment, Segments
@@ -62,11 +63,15 @@ def _arguments(text: str) -> str:
     """A call's JSON as Python would write the arguments, or as it is where it is no object."""
     try:
         found = json.loads(text or "{}")
+        if isinstance(found, dict):
+            text = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in found.items())
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        return sanitize_line(text)
-    return sanitize_line(", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in found.items()))
+        pass
+    # Characters that show nothing, or change the order of others, would hide what the user says yes to.
+    text = "".join(
+        char.encode("unicode_escape").decode() if unicodedata.category(char) == "Cf" else char for char in text
+    )
+    return sanitize_line(text)
 
 
 class Renderer:

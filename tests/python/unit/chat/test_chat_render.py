@@ -117,3 +117,14 @@ def test_sequences_of_ours_are_for_terminals_alone(renderer: Renderer, screen: i
     terminal = io.StringIO()
     Renderer(Console(file=terminal, force_terminal=True, _environ={"TERM": "xterm"})).control("\x1b]52;c;x\x07")
     assert terminal.getvalue() == "\x1b]52;c;x\x07"
+
+
+def test_a_call_hides_nothing(renderer: Renderer, screen: io.StringIO) -> None:
+    renderer.call(Call("c", "run", '{"command": "ls \u2067\u200b\U000e0001 日\u0301"}'))
+    assert screen.getvalue() == 'run(command="ls \\u2067\\u200b\\U000e0001 日\u0301")\n'
+
+
+def test_a_call_of_any_depth_is_shown(renderer: Renderer, screen: io.StringIO) -> None:
+    for depth in range(900, 1000):
+        renderer.call(Call("c", "f", '{"a": ' + "[" * depth + "]" * depth + "}"))
+    assert screen.getvalue().count("\n") == 100
