@@ -64,9 +64,9 @@ def schema_of(hint: typing.Any) -> dict[str, typing.Any]:
     raise Wrong(f"the type {getattr(hint, '__name__', hint)} has no JSON form")
 
 
-def describe(function: typing.Callable[..., typing.Any]) -> dict[str, typing.Any]:
-    """The function as a tool, as OpenAI has it. Wrong: why it cannot be one."""
-    name = function.__name__
+def describe(name: str, function: typing.Callable[..., typing.Any]) -> dict[str, typing.Any]:
+    """The function as a tool, as OpenAI has it, by the name that it has in the file: a decorator may have given it
+    another. Wrong: why it cannot be one."""
     text = inspect.getdoc(function)
     if not text:
         raise Wrong(f"{name} has no docstring, which tells the model what it is for (a name with _ stays private)")
@@ -220,7 +220,7 @@ def main(path: str) -> None:
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             functions = load(path)
-            tools = {name: describe(function) for name, function in functions.items()}
+            tools = {name: describe(name, function) for name, function in functions.items()}
     except Wrong as error:
         say(error=f"{error}.")
         return

@@ -47,6 +47,8 @@ class ToolProcess:
         self._path = path
         self._process: asyncio.subprocess.Process | None = None
         self._busy = False
+        self._n_tasks = 0  # calls and loads so far
+        self._left = False  # somebody gave up waiting: a reply may come that belongs to no call
 
     async def start(self) -> list[dict[str, Any]]:
         """Loads the file and returns its tools; ChatError says what is wrong with it."""
@@ -68,11 +70,7 @@ class ToolProcess:
             env=environment,
         )
         self._process = process
-        self._busy = True
-        try:
-            hello = await self._reply(process)
-        finally:
-            self._busy = False
+        hello = await self._exchange(process, None)
         if "tools" not in hello:
             await self.close()
             raise ChatError(f"{self._path}: {hello.get('error') or 'Python ended while it loaded the file.'}")
@@ -81,19 +79,17 @@ class ToolProcess:
 
     async def call(self, name: str, arguments: Any) -> tuple[str, str]:
         """Runs one function and returns its result and what it printed."""
+        try:
+            request = json.dumps({"name": name, "arguments": arguments}).encode() + b"\n"
+        except RecursionError:
+            return '{"error": "The arguments are nested too deeply."}', ""
+        if self._left:
+            await self.close()
         if self._process is None:
             await self.start()
         process = self._process
-        assert process is not None and process.stdin is not None
-        self._busy = True
-        try:
-            # What cannot be written shows in the reply: there is none.
-            with contextlib.suppress(ConnectionError):
-                process.stdin.write(json.dumps({"name": name, "arguments": arguments}).encode() + b"\n")
-                await process.stdin.drain()
-            reply = await self._reply(process)
-        finally:
-            self._busy = False
+        assert process is not None
+        reply = await self._exchange(process, request)
         if "result" in reply:
             return reply["result"], reply["printed"]
         await self.close()  # it died, or was killed: the next call has a new one
@@ -105,17 +101,36 @@ class ToolProcess:
         if process is None or not self._busy:
             return
         _send(process, signal.SIGINT)
-        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._kill, process)
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._kill, process, self._n_tasks)
 
-    def _kill(self, process: asyncio.subprocess.Process) -> None:
-        if self._busy and process is self._process:
+    def _kill(self, process: asyncio.subprocess.Process, task: int) -> None:
+        if self._busy and process is self._process and task == self._n_tasks:
             _send(process, signal.SIGKILL)
 
     async def close(self) -> None:
         process, self._process = self._process, None
+        self._left = False
         if process is not None:
             _send(process, signal.SIGKILL)
             await process.wait()
+
+    async def _exchange(self, process: asyncio.subprocess.Process, request: bytes | None) -> dict[str, Any]:
+        """The reply to a request, or with None what the process says first. {}: it has ended."""
+        self._busy = True
+        self._n_tasks += 1
+        try:
+            if request is not None:
+                assert process.stdin is not None
+                with contextlib.suppress(ConnectionError):  # what cannot be written shows in the reply: there is none
+                    process.stdin.write(request)
+                    await process.stdin.drain()
+            return await self._reply(process)
+        except BaseException:
+            self._left = True
+            _send(process, signal.SIGKILL)
+            raise
+        finally:
+            self._busy = False
 
     async def _reply(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
         """The next line, {} at the end."""
@@ -146,7 +161,7 @@ class Tools:
 
     async def load(self, path: Path) -> list[str]:
         """Offers the file's functions instead of those before, and returns their names."""
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 - a name that no file can have is none, too
             raise ChatError(f"There is no file {path}.")
         process = self._loading = ToolProcess(path.absolute())
         try:

@@ -94,7 +94,7 @@ def convert(value: float, to: Unit, tags: set[str] = frozenset(), note: typing.A
 
 
 def test_a_function_is_described_and_called() -> None:
-    tool = describe(convert)
+    tool = describe("convert", convert)
     function = tool["function"]
     assert (function["name"], function["description"]) == ("convert", "Converts.\n\nA longer line.")
     properties = function["parameters"]["properties"]
@@ -111,7 +111,7 @@ def test_an_interrupt_ends_a_call() -> None:
         """Stops."""
         raise KeyboardInterrupt
 
-    assert json.loads(call(stop, describe(stop), {})) == {"error": "The user stopped this call."}
+    assert json.loads(call(stop, describe("stop", stop), {})) == {"error": "The user stopped this call."}
 
 
 def test_all_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,6 +255,63 @@ async def test_a_call_can_be_stopped(tools: Tools, file: Path, tmp_path: Path, s
     assert await run(tools, "text") == "plain"
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_call_that_is_left_has_no_part_in_the_next(
+    tools: Tools, file: Path, tmp_path: Path, stopped: bool
+) -> None:
+    """What the chat does where a stopped call does not end in time."""
+    await tools.load(file)
+    started = tmp_path / "started"
+    running = asyncio.ensure_future(run(tools, "sleeps", path=str(started), stubborn=True))
+    await until(started.exists)
+    if stopped:
+        tools.stop()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await run(tools, "text") == "plain"
+
+
+async def test_stopping_a_call_does_not_kill_the_next(
+    tools: Tools, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen3app.chat.tools._STOP_SECONDS", 0.3)
+    await tools.load(file)
+    number = await run(tools, "process")
+    started = tmp_path / "started"
+    running = asyncio.ensure_future(run(tools, "sleeps", path=str(started)))
+    await until(started.exists)
+    tools.stop()
+    assert "The user stopped this call" in await running
+    again = tmp_path / "again"
+    running = asyncio.ensure_future(run(tools, "sleeps", path=str(again)))
+    await asyncio.sleep(0.6)
+    tools.stop()
+    assert "The user stopped this call" in await running
+    assert await run(tools, "process") == number
+
+
+async def test_decorated_functions_have_the_names_of_the_file(tools: Tools, tmp_path: Path) -> None:
+    path = tmp_path / "decorated.py"
+    path.write_text(
+        "def _twice(f):\n def wrapper(x: int) -> int:\n  'Doubles.'\n  return 2 * f(x)\n return wrapper\n"
+        "@_twice\ndef a(x): return x\n@_twice\ndef b(x): return x + 1\n"
+    )
+    assert await tools.load(path) == ["a", "b"]
+    assert (await run(tools, "a", x=1), await run(tools, "b", x=1)) == ("2", "4")
+
+
+async def test_a_name_that_no_file_can_have(tools: Tools) -> None:
+    with pytest.raises(ChatError, match="There is no file"):
+        await tools.load(Path("a" * 300))
+
+
+async def test_arguments_of_any_depth_are_a_result(tools: Tools, file: Path) -> None:
+    await tools.load(file)
+    for depth in range(900, 1000):
+        assert "error" in json.loads(await tools.run(Call("c", "text", "[" * depth + "]" * depth)))
+
+
 async def test_the_process_ends_with_the_chat(tools: Tools, file: Path) -> None:
     await tools.load(file)
     number = int(await run(tools, "process"))
