@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,15 +61,18 @@ def with_files(typed: str) -> Question:
     return question
 
 
-def read_text(path: Path) -> str:
-    """A file's UTF-8 text; ChatError names what is wrong with it."""
+def read_text(path: Path, most: int = MAX_BYTES, holder: str = "a context") -> str:
+    """A file's UTF-8 text; ChatError names what is wrong with it. most: bytes that `holder` holds."""
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for a writer
+            raise ChatError(f"{path} is no regular file.")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise ChatError(f"{path} cannot be read: {error.strerror}.") from None
-    if len(data) > MAX_BYTES:
-        raise ChatError(f"{path} is larger than {MAX_BYTES >> 20} MiB, more than a context holds.")
+    if len(data) > most:
+        raise ChatError(f"{path} is larger than {most >> 20} MiB, more than {holder} holds.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -23,12 +23,18 @@ from qwen3app.chat.settings import SETTINGS, ChatSettings, set_value
 from qwen3app.text.errors import TextError
 from qwen3app.text.messages import normalise_messages
 
+_MOST_BYTES = 256 << 20  # a conversation keeps all thoughts and results, also those that have left the context
+
 
 def save(session: ChatSession, path: Path) -> None:
     """Writes the conversation so that a failure leaves what was there; only the owner may read it."""
-    if path.is_dir():
+    try:
+        is_dir, exists = path.is_dir(), path.exists()
+    except OSError as error:
+        raise ChatError(f"{path} cannot be written: {error.strerror}.") from None
+    if is_dir:
         raise ChatError(f"{path} is a directory; name a file in it.")
-    if path.exists() and not _is_saved_chat(path):
+    if exists and not _is_saved_chat(path):
         raise ChatError(f"{path} exists and is no saved conversation; it is left alone. Choose another name.")
     settings = session.settings
     system = [{"role": "system", "content": settings.system}] if settings.system else []
@@ -81,7 +87,7 @@ def load(session: ChatSession, path: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        body: Any = msgspec.json.decode(read_text(path))
+        body: Any = msgspec.json.decode(read_text(path, _MOST_BYTES, "a saved conversation"))
     except (msgspec.DecodeError, RecursionError) as error:
         raise ChatError(f"{path} is not JSON: {error}.") from None
     if isinstance(body, list):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,28 @@ def test_other_files_are_left_alone(session: ChatSession, tmp_path: Path) -> Non
         saved.save(session, tmp_path)
     with pytest.raises(ChatError, match="cannot be written: No such file"):
         saved.save(session, tmp_path / "none" / "x")
+    with pytest.raises(ChatError, match="cannot be written: File name too long"):
+        saved.save(session, tmp_path / ("a" * 300))
+
+
+def test_a_pipe_is_not_waited_for(session: ChatSession, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ChatError, match="is no regular file"):
+        saved.load(session, pipe)
+    with pytest.raises(ChatError, match="is no saved conversation; it is left alone"):
+        saved.save(session, pipe)
+
+
+def test_a_conversation_longer_than_a_context_comes_back(session: ChatSession, tmp_path: Path) -> None:
+    path = tmp_path / "long.json"
+    turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "x" * 2**20}]
+    session.messages = turn * 5
+    saved.save(session, path)
+    saved.save(session, path)
+    session.reset()
+    saved.load(session, path)
+    assert session.n_turns == 5 and session.messages == turn * 5
 
 
 def test_a_bare_list_and_tool_calls(session: ChatSession, tmp_path: Path) -> None:
