@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -27,6 +28,7 @@ from qwen3app.errors import UsageError
 _CONNECT_SECONDS = 10.0
 _MODEL_SECONDS = 30.0  # for the list of models; an answer may take as long as it takes
 _FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError)  # the last ones: hosts that are no names
+_MOST_NUMBER = 10**15  # of tokens or milliseconds that a server tells
 _Delta = Piece | Call
 
 
@@ -77,7 +79,7 @@ class RemoteBackend:
 
     def default(self, name: str) -> float | int | None:
         value = self._defaults.get(name)
-        return value if isinstance(value, int | float) else None
+        return value if _is_number(value) else None
 
     def stop(self) -> None:
         if self._pump is not None:
@@ -134,6 +136,9 @@ class RemoteBackend:
                     async for event in events:
                         _take(event, calls, said, stats)
             for call in calls.values():
+                if not call["name"]:
+                    raise ChatError("The server sent a tool call without a name.")
+                call["id"] = call["id"] or f"call_{secrets.token_hex(12)}"  # some servers give none
                 said.put_nowait(Call(call["id"], call["name"], call["arguments"]))
             if stats.finish is None:
                 raise ChatError("The server ended the answer without saying why; it may have stopped.")
@@ -176,7 +181,9 @@ class RemoteBackend:
             raise _refused(response)
         cards = _json(response.content).get("data")
         models = {
-            card["id"]: card for card in cards or () if isinstance(card, dict) and isinstance(card.get("id"), str)
+            card["id"]: card
+            for card in (cards if isinstance(cards, list) else ())
+            if isinstance(card, dict) and isinstance(card.get("id"), str)
         }
         if not models:
             raise ChatError(f"{self.place} names no models; is it an OpenAI-compatible server?")
@@ -185,7 +192,7 @@ class RemoteBackend:
             raise ChatError(f"{self.place} has no model {self.name}; it has {names}.")
         self.name = self.name or next(iter(models))
         limit = models[self.name].get("max_model_len")
-        self.max_context = limit if isinstance(limit, int) and limit > 0 else None
+        self.max_context = limit if isinstance(limit, int) and 0 < limit < _MOST_NUMBER else None
         await self._look_at_server()
 
     async def _look_at_server(self) -> None:
@@ -196,7 +203,7 @@ class RemoteBackend:
         with contextlib.suppress(*_FAILURES):
             response = await self._client.get(f"{self.place.removesuffix('/v1')}/status", timeout=_CONNECT_SECONDS)
             found = _json(response.content) if response.status_code == 200 else {}
-            if isinstance(found.get("kv_usage"), int | float) and isinstance(found.get("defaults"), dict):
+            if _is_number(found.get("kv_usage")) and isinstance(found.get("defaults"), dict):
                 self.kv_share, self._defaults = found["kv_usage"], found["defaults"]
                 self.unset = None  # our own server: what it does not name is off
                 self._has_status = True
@@ -204,15 +211,16 @@ class RemoteBackend:
 
 def _take(event: dict[str, Any], calls: dict[int, dict[str, str]], said: Any, stats: TurnStats) -> None:
     """One event of the stream: text goes to `said` at once, calls come in parts and are put together."""
-    if isinstance(error := event.get("error"), dict):
-        raise ChatError(f"The server failed: {sanitize_line(str(error.get('message') or error))}")
+    if error := event.get("error"):
+        said_of_it = error.get("message") if isinstance(error, dict) else None
+        raise ChatError(f"The server failed: {sanitize_line(str(said_of_it or error))}")
     if isinstance(usage := event.get("usage"), dict):
         stats.prompt_tokens = _count(usage, "prompt_tokens")
         stats.tokens = _count(usage, "completion_tokens")
         stats.cached_tokens = _count(usage.get("prompt_tokens_details"), "cached_tokens")
         stats.thought_tokens = _count(usage.get("completion_tokens_details"), "reasoning_tokens")
     timings = event.get("timings")
-    if isinstance(timings, dict) and isinstance(timings.get("predicted_ms"), int | float):
+    if isinstance(timings, dict) and _is_number(timings.get("predicted_ms")):
         stats.decode_seconds = timings["predicted_ms"] / 1000
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
@@ -255,7 +263,12 @@ def _json(data: bytes) -> dict[str, Any]:
 
 def _count(values: Any, name: str) -> int:
     value = values.get(name) if isinstance(values, dict) else None
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) and _is_number(value) else 0
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that can be reckoned with: JSON has larger ones, and Python reads NaN."""
+    return isinstance(value, int | float) and abs(value) < _MOST_NUMBER
 
 
 def _refused(response: httpx2.Response) -> ChatError:

@@ -117,6 +117,47 @@ async def test_a_tool_call() -> None:
         assert session.messages[2] == {"role": "tool", "tool_call_id": "call_0", "content": "add 日"}
 
 
+async def test_calls_without_ids_get_some() -> None:
+    parts = [{"index": i, "id": "", "function": {"name": "f", "arguments": "{}"}} for i in (0, 1)]
+    events = [{"choices": [{"delta": {"tool_calls": parts}, "finish_reason": "tool_calls"}]}]
+    with scripted(events, words("Done")) as server:
+        async with RemoteBackend(server.url, None, None) as backend:
+            session = ChatSession(backend)
+
+            async def run(wanted: Call) -> str:
+                session.stop()
+                return "first"
+
+            session.run_call = run
+            await ask(session, "Do it")
+    first, second = (call["id"] for call in session.messages[1]["tool_calls"])
+    assert first and second and first != second
+    results = {message["tool_call_id"]: message["content"] for message in session.messages[2:]}
+    assert results == {first: "first", second: '{"error": "The user stopped this call."}'}
+
+
+async def test_numbers_that_no_server_means_are_none() -> None:
+    large = 10**400
+    numbers: list[Any] = [
+        {"choices": [{"delta": {"content": "x"}}]},
+        {
+            "choices": [],
+            "usage": {"prompt_tokens": large, "completion_tokens": -large},
+            "timings": {"predicted_ms": large},
+        },
+        {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+    ]
+    with scripted(numbers) as server:
+        server.models = {"data": [{"id": "x", "max_model_len": large}]}
+        server.status_reply = {"kv_usage": float("nan"), "defaults": {"temperature": large}}
+        async with RemoteBackend(server.url, None, None) as backend:
+            session = ChatSession(backend)
+            await ask(session, "Hi")
+            assert (session.stats.prompt_tokens, session.stats.tokens, session.stats.decode_seconds) == (0, 0, None)
+            assert backend.max_context is None and backend.default("temperature") is None
+            assert status_line(session, 80) == "x · context unknown"
+
+
 async def test_stopping_keeps_what_came(server: ScriptedServer) -> None:
     server.gate.clear()
     async with RemoteBackend(server.url, None, None) as backend:
@@ -161,6 +202,8 @@ async def test_keys() -> None:
     ("events", "sentence"),
     [
         ([{"error": {"message": "it broke"}}], "The server failed: it broke"),
+        ([{"error": "it broke \x1b[31m"}], r"The server failed: it broke \S\[31m"),
+        (call("", "{}"), "a tool call without a name"),
         ([{"choices": [{"delta": {"content": "x"}}]}], "without saying why"),
         ([[1]], "no JSON object"),
         ([{"choices": [1]}], "has not the form of OpenAI's"),
@@ -193,7 +236,7 @@ async def test_refusals(server: ScriptedServer) -> None:
 
 
 async def test_a_server_that_is_none(server: ScriptedServer) -> None:
-    for models in ([], {"data": []}, {"data": "x"}, {"data": [{"id": 3}]}):
+    for models in ([], {"data": []}, {"data": 5}, {"data": True}, {"data": "x"}, {"data": [{"id": 3}]}):
         server.models = models
         with pytest.raises(ChatError, match="names no models"):
             await RemoteBackend(server.url, None, None).__aenter__()
