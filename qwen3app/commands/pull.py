@@ -16,7 +16,6 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="OWNER/NAME on the Hub, like Qwen/Qwen3-8B; @REVISION may follow")
     parser.add_argument(
         "--dir",
-        type=Path,
         metavar="DIR",
         help="put the files into this folder (default: the Hub's cache, which other tools share: $HF_HUB_CACHE, else "
         "$HF_HOME/hub, else ~/.cache/huggingface/hub)",
@@ -28,7 +27,9 @@ def run_pull(args: argparse.Namespace) -> int:
     name = parse_name(args.name)
     if name is None:
         raise UsageError(f"{args.name!r} is no name on the Hub; give OWNER/NAME, like Qwen/Qwen3-8B.")
-    folder: Path | None = args.dir
+    if args.dir == "":
+        raise UsageError("--dir is empty; give a folder.")
+    folder = None if args.dir is None else Path(args.dir)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} (--dir) is a file; give a folder.")
     directory = pull(name, progress_on(sys.stderr), folder)

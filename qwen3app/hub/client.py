@@ -123,7 +123,7 @@ class Hub:
                     raise ValueError
             if "/" in commit:
                 raise ValueError
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise HubError(
                 f"{self.endpoint} does not answer as a Hub does (no list of files for {self.name}); check HF_ENDPOINT."
             ) from None
@@ -143,6 +143,10 @@ class Hub:
         except HfHubHTTPError as error:
             self.check(error.response, name)
             raise
+        except ValueError as error:  # of a header
+            raise HubError(
+                f"{self.endpoint} answers for {name} what no Hub does ({error}); check HF_ENDPOINT."
+            ) from None
         if metadata.size is None or not metadata.etag or not stays_inside(metadata.etag) or "/" in metadata.etag:
             raise HubError(f"{self.endpoint} does not say how large {name} is, or its hash; check HF_ENDPOINT.")
         return RemoteFile(name, url, metadata.size, metadata.etag)

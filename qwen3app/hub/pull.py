@@ -70,7 +70,8 @@ class _Pull:
         self._fetch_quietly(sorted(name for name in self._listing.files if _is_text(name)))
         self._judge_text()
         weights = [self._remote(name) for name in self._weight_names()]
-        missing = [remote for remote in weights if not self._store.has(remote)]
+        # Files of the same bytes have one place in the cache, and come once.
+        missing = list({self._store.partial(each): each for each in weights if not self._store.has(each)}.values())
         name, shown = self._hub.name, self._store.shown
         total = sum(remote.size for remote in weights)
         if missing:
@@ -81,6 +82,8 @@ class _Pull:
                 f"Downloading {name} from {self._hub.endpoint} to {shown}: {format_bytes(total)}{already}."
             )
             self._fetch_with_bars(missing, total, here)
+            for remote in weights:
+                self._store.has(remote)  # puts those of the same bytes into their places
         self._store.finish()
         proved = (
             "" if not self._unproved else f" {self._unproved} files could not be checked: the server gives no hash."

@@ -8,6 +8,7 @@ place only when it is whole. Refuses to know the network.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -71,7 +72,10 @@ class CacheStore:
         reference.write_text(self._commit, "ascii")
 
     def _blob(self, remote: RemoteFile) -> Path:
-        return self._folder / "blobs" / remote.hash
+        name = remote.hash
+        if not remote.can_be_checked:  # what a server calls a version may be the same for other files
+            name = hashlib.sha256(f"{remote.name}\n{remote.hash}".encode()).hexdigest()
+        return self._folder / "blobs" / name
 
     def _link(self, remote: RemoteFile) -> None:
         place, blob = self.directory / remote.name, self._blob(remote)

@@ -129,6 +129,16 @@ def test_shards(run: Run, hub: FakeHub) -> None:
     assert "the index names model-2-of-2.safetensors, which is not there" in refusal(run("pull", "Qwen/tiny"))
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_shards_of_the_same_bytes(run: Run, hub: FakeHub, tmp_path: Path, own: bool) -> None:
+    files = hub.models["Qwen/tiny"]
+    files["a.safetensors"] = files["b.safetensors"] = files.pop("model.safetensors")
+    index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors", "c": "./a.safetensors"}}
+    files["model.safetensors.index.json"] = json.dumps(index).encode()
+    check_sound(directory_of(run("pull", "Qwen/tiny", *(["--dir", str(tmp_path / "own")] if own else []))), hub)
+    assert sum(hub.paths()[f"/Qwen/tiny/{name}.safetensors?signed=yes"] for name in "ab") == (2 if own else 1)
+
+
 def test_a_transfer_that_breaks_off_goes_on(run: Run, hub: FakeHub) -> None:
     third = len(hub.models["Qwen/tiny"]["model.safetensors"]) // 3 + 1
     hub.body = lambda path, data, begin: data[begin : begin + third] if path == WEIGHTS else None
@@ -182,6 +192,9 @@ def test_wrong_bytes_are_thrown_away(run: Run, hub: FakeHub, tmp_path: Path) -> 
 def test_a_hub_without_hashes_is_said(run: Run, hub: FakeHub, tmp_path: Path) -> None:
     hub.wrong_etag = "no-hash"
     done = run("pull", "Qwen/tiny", "--dir", str(tmp_path / "own"))
+    assert "6 files could not be checked: the server gives no hash." in done.stderr
+    check_sound(directory_of(done), hub)
+    done = run("pull", "Qwen/tiny")  # in the cache, where files of one hash would share a place
     assert "6 files could not be checked: the server gives no hash." in done.stderr
     check_sound(directory_of(done), hub)
 
@@ -274,16 +287,27 @@ def test_repositories_without_our_kind_of_weights(run: Run, hub: FakeHub) -> Non
     assert len(hub.seen) == 3
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a\x1b[2J.json", "a\nb.txt", 5])
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", ".", "a\x1b[2J.json", "a\nb.txt", 5])
 def test_names_that_would_do_harm_are_refused(run: Run, hub: FakeHub, tmp_path: Path, name: Any) -> None:
     hub.models["Qwen/tiny"][name] = b"harm"
     assert "does not answer as a Hub does (no list of files for Qwen/tiny)" in refusal(run("pull", "Qwen/tiny"))
     assert not (tmp_path / "hf").exists() and len(hub.seen) == 1
 
 
-def test_a_commit_that_would_do_harm_is_refused(run: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_hub, "COMMIT", "../../outside")
+@pytest.mark.parametrize("commit", ["../../outside", "."])
+def test_a_commit_that_would_do_harm_is_refused(
+    run: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, commit: str
+) -> None:
+    monkeypatch.setattr(fake_hub, "COMMIT", commit)
     assert "does not answer as a Hub does" in refusal(run("pull", "Qwen/tiny"))
+
+
+def test_a_list_of_any_depth_and_a_redirect_to_nowhere(run: Run, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(fake_hub._Site, "listing", lambda site, *_: site.reply(200, {}, b"[" * 100_000))
+        assert "does not answer as a Hub does" in refusal(run("pull", "Qwen/tiny"))
+    hub.refuse = lambda method, path, _: (302, {"Location": "http://["}) if path.endswith("/config.json") else None
+    assert "answers for config.json what no Hub does" in refusal(run("pull", "Qwen/tiny"))
 
 
 def test_a_full_disk_is_seen_beforehand(run: Run, hub: FakeHub) -> None:
@@ -298,6 +322,8 @@ def test_places_that_cannot_be_written(run: Run) -> None:
     )
     done = run("pull", "Qwen/tiny", "--dir", "/dev/null")
     assert done.returncode == 2 and "/dev/null (--dir) is a file" in done.stderr
+    done = run("pull", "Qwen/tiny", "--dir", "")
+    assert done.returncode == 2 and "--dir is empty; give a folder." in done.stderr
 
 
 def test_nobody_is_there(run: Run, hub: FakeHub) -> None:
