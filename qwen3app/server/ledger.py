@@ -10,6 +10,9 @@ from typing import Any
 from qwen3app.runtime import LoadedModel
 from qwen3app.sizes import format_memory
 
+_STAT = Path("/proc/self/stat")
+_IMPORTED = time.clock_gettime(time.CLOCK_BOOTTIME)
+
 
 def kv_bytes_per_token(model: LoadedModel) -> int:
     """Bytes of KV that one token takes, over all layers (bf16)."""
@@ -18,10 +21,15 @@ def kv_bytes_per_token(model: LoadedModel) -> int:
 
 
 def process_seconds() -> float:
-    """How long this process has been there, to a hundredth: the one file's unpacking counts."""
-    # The name, the second field, may hold anything; behind its parenthesis the start in ticks since boot is the 20th.
-    ticks = int(Path("/proc/self/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    """How long this process has been there, to a hundredth: the one file's unpacking counts. Where the system does not
+    tell (a root without /proc), since this module was imported."""
+    try:
+        # The name, the second field, may hold anything; behind its parenthesis the 20th is the start in ticks since
+        # boot.
+        began = int(_STAT.read_text("ascii", "replace").rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        began = _IMPORTED
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
 def start_seconds(model: LoadedModel, before: float, now: float) -> dict[str, float]:

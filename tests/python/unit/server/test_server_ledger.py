@@ -67,3 +67,15 @@ def test_the_process_has_an_age() -> None:
     first, second = map(float, done.stdout.split())
     assert first > 0 and first + 0.2 <= second + 0.001 and second <= taken + 0.02  # ticks of 10 ms
     assert process_seconds() > 0
+
+
+@pytest.mark.parametrize("text", [None, "", "1 (x) S 1"])
+def test_a_root_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None) -> None:
+    stat = tmp_path / "stat"
+    if text is not None:
+        stat.write_text(text)
+    monkeypatch.setattr("qwen3app.server.ledger._STAT", stat)
+    assert 0 <= process_seconds() < time.monotonic()
+    before = process_seconds()
+    time.sleep(0.02)
+    assert process_seconds() - before >= 0.02
