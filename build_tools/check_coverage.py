@@ -9,8 +9,10 @@ Usage: python build_tools/check_coverage.py --build build/coverage --reports bui
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -41,11 +43,24 @@ def run(command: list[str]) -> None:
         raise SystemExit(f"check_coverage.py: `{' '.join(command)}` failed with exit status {result.returncode}")
 
 
+def drop_unfinished(parts: list[Path]) -> None:
+    """Deletes the data files of processes that were killed while they wrote them: coverage would refuse to go on."""
+    for part in parts:
+        with contextlib.closing(sqlite3.connect(f"{part.as_uri()}?mode=ro", uri=True)) as database:
+            try:
+                database.execute("SELECT version FROM coverage_schema").fetchone()
+            except sqlite3.DatabaseError as error:
+                print(f"coverage: {part.name} is left out ({error}); its process was killed while it wrote")
+                part.unlink()
+
+
 def python_lines(reports: Path) -> tuple[float, float]:
     """(line, branch) percent of qwen3app, from the data file that COVERAGE_FILE names."""
-    run([sys.executable, "-m", "coverage", "combine", "--quiet"]) if any(
-        ROOT.glob(f"{os.environ.get('COVERAGE_FILE', '.coverage')}.*")
-    ) else None
+    data_file = os.environ.get("COVERAGE_FILE", ".coverage")
+    parts = list(ROOT.glob(f"{data_file}.*"))
+    drop_unfinished(parts)
+    if any(part.exists() for part in parts):
+        run([sys.executable, "-m", "coverage", "combine", "--quiet"])
     target = reports / "python.json"
     run([sys.executable, "-m", "coverage", "json", "--quiet", "-o", str(target)])
     run([sys.executable, "-m", "coverage", "report", "--skip-covered", "--sort=cover"])

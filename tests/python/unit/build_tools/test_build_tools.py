@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import coverage
 import pytest
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -121,3 +122,17 @@ def test_version_is_one_number_everywhere() -> None:
 def test_missing_instruction_sets_are_named() -> None:
     assert check_coverage.missing_instruction_sets("flags\t\t: fpu avx2 fma f16c\n") == ["avx512", "avx512bf16"]
     assert check_coverage.missing_instruction_sets("") == ["avx2", "avx512", "avx512bf16"]
+
+
+def test_data_of_a_killed_process_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, empty, torn, foreign = parts = [tmp_path / f".coverage.{i}" for i in range(4)]
+    data = coverage.CoverageData(basename=str(whole))
+    data.add_lines({"a.py": [1]})
+    data.write()
+    data.close()
+    empty.touch()
+    torn.write_bytes(whole.read_bytes()[:100])
+    foreign.write_text("no database")
+    check_coverage.drop_unfinished(parts)
+    assert [part.exists() for part in parts] == [True, False, False, False]
+    assert capsys.readouterr().out.count("is left out") == 3
