@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+# What may be wrong where no client can even be made.
+NETWORK_VARIABLES = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+
 
 class Status(IntEnum):
     """qwen3_status of native/include/qwen3.h; a test compares the two."""

@@ -23,7 +23,7 @@ from qwen3app.chat.backend import Call, Piece, TurnStats
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.sanitize import sanitize_line
 from qwen3app.chat.settings import SETTINGS, ChatSettings
-from qwen3app.errors import UsageError
+from qwen3app.errors import NETWORK_VARIABLES, UsageError
 
 _CONNECT_SECONDS = 10.0
 _MODEL_SECONDS = 30.0  # for the list of models; an answer may take as long as it takes
@@ -39,7 +39,7 @@ def base_url(text: str) -> str:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
         parsed = httpx2.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.port not in (None, *range(1, 1 << 16)):
         raise UsageError(f"--url takes an address like http://127.0.0.1:8000, not {text!r}.")
     return str(parsed).rstrip("/") + ("/v1" if parsed.path == "/" else "")
 
@@ -60,7 +60,10 @@ class RemoteBackend:
                 raise UsageError("The API key holds characters that no key has; look for spaces and line ends.")
             headers["Authorization"] = f"Bearer {api_key}"
         timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
-        self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, follow_redirects=False)
+        try:
+            self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, follow_redirects=False)
+        except (ValueError, OSError) as error:  # of what the environment says of proxies and certificates
+            raise UsageError(f"No connection can be made ({error}); check {NETWORK_VARIABLES}.") from None
         self._defaults: dict[str, Any] = {}
         self._pump: asyncio.Task[None] | None = None
         self._stopped = False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qwen3app import __version__
-from qwen3app.errors import ModelError
+from qwen3app.errors import NETWORK_VARIABLES, ModelError
 from qwen3app.hub.names import HubName
 from qwen3app.weights_index import stays_inside
 
@@ -83,7 +83,7 @@ class Hub:
         self, name: HubName, patience: Patience | None = None, say: Callable[[str], None] = lambda sentence: None
     ) -> None:
         """say: told of faults that may pass, before a step is tried again."""
-        from huggingface_hub import constants
+        from huggingface_hub import constants, get_session
         from huggingface_hub.utils._headers import build_hf_headers
 
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what it warns of, we say ourselves
@@ -94,6 +94,10 @@ class Hub:
         self.endpoint = constants.ENDPOINT
         self.headers: dict[str, str] = build_hf_headers(library_name="qwen3-8b", library_version=__version__)
         self.timeout = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        try:
+            get_session()
+        except (ValueError, OSError) as error:  # of what the environment says of proxies and certificates
+            raise HubError(f"No connection can be made ({error}); check {NETWORK_VARIABLES}.") from None
         if constants.HF_HUB_OFFLINE:
             raise HubError(
                 f"HF_HUB_OFFLINE is set, and {name} is not here in full; unset it to download, or give a directory."

@@ -44,8 +44,12 @@ def parse_name(text: str) -> HubName | None:
 
 def cache_directory() -> Path:
     """The Hub's cache: $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub."""
-    from huggingface_hub import constants
-
+    try:
+        from huggingface_hub import constants
+    except ValueError as error:  # of a variable that must be a number
+        raise ModelError(
+            f"A variable of the Hub's is no number ({error}); look for those that begin with HF_."
+        ) from None
     return Path(constants.HF_HUB_CACHE)
 
 

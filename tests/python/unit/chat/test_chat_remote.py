@@ -256,7 +256,16 @@ def test_addresses(text: str, url: str) -> None:
     assert base_url(text) == url
 
 
-@pytest.mark.parametrize("text", ["", "ftp://x", "http://", "::"])
+@pytest.mark.parametrize("text", ["", "ftp://x", "http://", "::", "http://h:99999", "h:0"])
 def test_no_address(text: str) -> None:
     with pytest.raises(UsageError, match="--url"):
         base_url(text)
+
+
+@pytest.mark.parametrize("variable", [("HTTP_PROXY", "foo://x"), ("SSL_CERT_FILE", "/nowhere/ca.pem")])
+async def test_an_environment_that_allows_no_connection(
+    variable: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(*variable)
+    with pytest.raises(UsageError, match=r"No connection can be made .* check HTTP_PROXY"):
+        RemoteBackend("http://127.0.0.1:1", None, None)

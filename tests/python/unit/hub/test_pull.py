@@ -97,6 +97,19 @@ def test_what_is_there_is_not_fetched_again(run: Run, hub: FakeHub, tmp_path: Pa
     assert directory_of(offline) == directory and "offline" in offline.stderr
 
 
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"HTTP_PROXY": "foo://x"}, "No connection can be made (Unknown scheme for proxy URL"),
+        ({"SSL_CERT_FILE": "/nowhere/ca.pem"}, "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE."),
+        ({"HF_HUB_DOWNLOAD_TIMEOUT": "abc"}, "A variable of the Hub's is no number (invalid literal for int()"),
+    ],
+)
+def test_an_environment_that_allows_no_connection(run: Run, variables: dict[str, str], sentence: str) -> None:
+    refused = run("pull", "Qwen/tiny", **variables)
+    assert refused.returncode == 1 and sentence in refused.stderr and refused.stderr.count("\n") == 1
+
+
 def test_a_folder_of_ones_own(run: Run, hub: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / "models" / "own"
     done = run("pull", "Qwen/tiny", "--dir", str(folder))
