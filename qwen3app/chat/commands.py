@@ -199,10 +199,10 @@ class Commands:
         self._renderer.notice(f"Taken back: {' '.join(shown.split())}")
 
     def cmd_retry(self, argument: str) -> Outcome:
-        """/retry: ask the last question again; the answer before is forgotten."""
+        """/retry: ask the last question again; the new answer replaces the one before."""
         question = self._session.last_question
         if self._session.messages:
-            question = self._session.undo()
+            question = self._session.undo(to_replace=True)
         if question is None:
             raise ChatError("There is no question to ask again.")
         return question
@@ -218,7 +218,7 @@ class Commands:
         if not text.strip():
             raise ChatError("The text is empty; nothing is sent.")
         if argument:
-            self._session.undo()
+            self._session.undo(to_replace=True)
         self._renderer.plain("> " + text.replace("\n", "\n. "))
         return text
 

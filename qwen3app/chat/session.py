@@ -1,8 +1,9 @@
 """One conversation: its messages, its settings, and asking.
 
 Owns the history and the rule of what enters it: a turn is kept when the model said anything at all, even if it was
-stopped half-way; a question without a word of answer is taken back. Owns the rounds of a turn with tool calls. Refuses
-to know the terminal and where the model is: it takes text and yields what the backend says.
+stopped half-way; a question without a word of answer is taken back, and what it should have replaced stays. Owns the
+rounds of a turn with tool calls. Refuses to know the terminal and where the model is: it takes text and yields what the
+backend says.
 Invariants: `messages` are turns, each a user message, then assistant messages and the tools' results; every call in
 them has its result. Runs on the event loop's thread.
 """
@@ -34,6 +35,7 @@ class ChatSession:
         self.tools: list[dict[str, Any]] | None = None  # what the model may call, as OpenAI has it
         self.run_call: RunCall | None = None  # runs a call and returns its result; needed with tools
         self._stopping = False
+        self._replaced: list[dict[str, Any]] = []  # by the next question, if it is answered
 
     @property
     def n_turns(self) -> int:
@@ -47,14 +49,17 @@ class ChatSession:
     def reset(self) -> None:
         """Forgets the conversation; settings stay."""
         self.messages.clear()
+        self._replaced = []
         self.stats = TurnStats()
 
-    def undo(self) -> str | None:
-        """Takes back the last turn and returns its question; None: there is none."""
+    def undo(self, *, to_replace: bool = False) -> str | None:
+        """Takes back the last turn and returns its question; None: there is none. to_replace: the turn comes back if
+        the next question gets no answer."""
         last = next((i for i in reversed(range(len(self.messages))) if self.messages[i]["role"] == "user"), None)
         if last is None:
             return None
         question: str = self.messages[last]["content"]
+        self._replaced = self.messages[last:] if to_replace else []
         del self.messages[last:]
         self.stats = TurnStats()
         return question
@@ -137,7 +142,9 @@ class ChatSession:
                 turn.append(reply)
 
     def _keep(self, turn: list[dict[str, Any]]) -> None:
+        replaced, self._replaced = self._replaced, []
         if len(turn) == 1:
+            self.messages += replaced
             return
         answered = {message.get("tool_call_id") for message in turn}
         for message in list(turn):

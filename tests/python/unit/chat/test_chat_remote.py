@@ -235,6 +235,28 @@ async def test_refusals(server: ScriptedServer) -> None:
             await RemoteBackend(address, None, None).__aenter__()
 
 
+async def test_a_question_asked_again_in_vain_keeps_its_answer(server: ScriptedServer) -> None:
+    async with RemoteBackend(server.url, None, None) as backend:
+        session = ChatSession(backend)
+        await ask(session, "Hi")
+        before = list(session.messages)
+        server.status = 500
+        for question in (session.undo(to_replace=True), "another"):
+            assert question is not None
+            with pytest.raises(ChatError):
+                await ask(session, question)
+            assert session.messages == before
+        server.status = 200
+        session.undo(to_replace=True)
+        await ask(session, "Hi")
+        assert session.messages == before
+        session.undo()
+        server.status = 500
+        with pytest.raises(ChatError):
+            await ask(session, "Hi")
+        assert session.messages == []
+
+
 async def test_a_server_that_is_none(server: ScriptedServer) -> None:
     for models in ([], {"data": []}, {"data": 5}, {"data": True}, {"data": "x"}, {"data": [{"id": 3}]}):
         server.models = models
