@@ -171,13 +171,21 @@ def check(arguments: typing.Any, parameters: dict[str, typing.Any]) -> dict[str,
 
 
 def _typed(value: typing.Any, hint: typing.Any) -> typing.Any:
-    """The JSON value as the hint's own type, where that is an enum or a container that JSON does not have."""
-    origin = typing.get_origin(hint) or hint
+    """The JSON value as the hint's own type, where that is an enum or a container that JSON does not have, or holds
+    such."""
+    origin, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
     if origin is typing.Annotated:
-        return _typed(value, typing.get_args(hint)[0])
+        return _typed(value, parts[0])
+    if origin is typing.Union or (hasattr(types, "UnionType") and origin is types.UnionType):
+        return next((_typed(value, each) for each in parts if fits(value, schema_of(each))), value)
     if isinstance(origin, type) and issubclass(origin, enum.Enum):
         return origin(value)
-    return origin(value) if origin in (tuple, set) else value
+    if origin in (list, tuple, set):
+        items = [part for part in parts if part is not Ellipsis]
+        return origin([_typed(each, items[0]) for each in value] if len(items) == 1 else value)
+    if origin is dict and parts:
+        return {name: _typed(each, parts[1]) for name, each in value.items()}
+    return value
 
 
 def _name(error: BaseException) -> str:

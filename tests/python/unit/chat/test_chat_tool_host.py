@@ -106,6 +106,23 @@ def test_a_function_is_described_and_called() -> None:
     assert json.loads(call(convert, tool, {"value": 1, "to": "x"}))["error"].startswith("the argument to must fit")
 
 
+def many(
+    a: Unit | None = None,
+    b: list[Unit] = [],  # noqa: B006
+    c: dict[str, set[int]] = {},  # noqa: B006
+    d: int | tuple[Unit, ...] = 0,
+) -> str:
+    """Takes enums in other types."""
+    return repr((a, b, c, d))
+
+
+def test_enums_inside_other_types_arrive_as_such() -> None:
+    tool = describe("many", many)
+    given = {"a": "kelvin", "b": ["celsius"], "c": {"k": [1, 1]}, "d": ["kelvin"]}
+    assert call(many, tool, given) == repr((Unit.K, [Unit.C], {"k": {1}}, (Unit.K,)))
+    assert call(many, tool, {"a": None, "d": 3}) == repr((None, [], {}, 3))
+
+
 def test_an_interrupt_ends_a_call() -> None:
     def stop() -> None:
         """Stops."""
