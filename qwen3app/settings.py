@@ -307,15 +307,14 @@ def _existing(text: str, source: str, progress: Callable[[], Progress] | None) -
         named = not path.exists() and not path.parent.is_dir()
     except (OSError, RuntimeError) as error:  # no permission; no home directory to put for ~
         what, named = f"cannot be used ({error})", False
-    from qwen3app.hub.names import parse_name
+    from qwen3app.hub.names import cache_directory, find_cached, parse_name
 
-    # models/qwen3-0.6b looks like a name too; where there is a folder models/, it is a path with a slip in it.
-    name = parse_name(text) if named else None
-    if name is not None:
+    # models/qwen3-0.6b looks like a name too; where there is a folder models/, it is a path with a slip in it, unless
+    # the cache has a model of that name.
+    name = parse_name(text) if what == "does not exist" else None
+    if name is not None and (named or find_cached(name, cache_directory()) is not None):
         return _of_hub(name, progress)
-    hint = ""
-    if "does not exist" in what and text.count("/") == 1 and parse_name(text) is not None:
-        hint = f", or get a model of this name with `qwen3-8b pull {text}`"
+    hint = "" if name is None else f", or get a model with `qwen3-8b pull OWNER/NAME --dir {text}`"
     raise UsageError(f"The model directory {path} ({source}) {what}; check the path{hint}.")
 
 

@@ -123,8 +123,8 @@ def test_paths_and_offline_never_lead_to_the_network(run: Run, hub: FakeHub, tmp
     (tmp_path / "here" / "models").mkdir()
     slip = run("chat", "--model", "models/qwen3-8b", "--once", "x")
     assert slip.returncode == 2 and slip.stderr == (
-        "qwen3-8b: The model directory models/qwen3-8b (--model) does not exist; check the path, or get a model of "
-        "this name with `qwen3-8b pull models/qwen3-8b`.\n"
+        "qwen3-8b: The model directory models/qwen3-8b (--model) does not exist; check the path, or get a model "
+        "with `qwen3-8b pull OWNER/NAME --dir models/qwen3-8b`.\n"
     )
     for path in ("./Qwen/tiny", "/no/where", "../Qwen/tiny", "nowhere", "a/b/c"):
         done = run("chat", "--model", path, "--once", "x")
@@ -140,6 +140,14 @@ def test_a_directory_wins_over_a_name(run: Run, hub: FakeHub, tmp_path: Path, ti
     (tmp_path / "here" / "Qwen").mkdir()
     (tmp_path / "here" / "Qwen" / "tiny").symlink_to(tiny_model_dir)
     assert json.loads(run("info", "--json", "--model", "Qwen/tiny").stdout)["model"]["directory"] == "Qwen/tiny"
+    assert not hub.seen
+
+
+def test_a_folder_of_the_owners_name_hides_no_cached_model(run: Run, hub: FakeHub, tmp_path: Path) -> None:
+    directory = run("pull", "Qwen/tiny").stdout.strip()
+    hub.seen.clear()
+    (tmp_path / "here" / "Qwen").mkdir()
+    assert json.loads(run("info", "--json", "--model", "Qwen/tiny").stdout)["model"]["directory"] == directory
     assert not hub.seen
 
 
