@@ -3,7 +3,7 @@
 Owns which words are paths and how their text stands in the question: the words stay as they are, without the @, and
 the files follow behind, each in a fence that its text cannot close. Refuses to know the terminal. A word that names
 nothing is left alone, as an @ also begins names and decorators; `notes` says so where it looks like a path. Only what
-a person types is read this way, never what a pipe or a model says. Any thread.
+a person types is read this way, never a block between triple quotes, what a pipe or a model says. Any thread.
 """
 
 from __future__ import annotations

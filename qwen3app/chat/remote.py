@@ -48,7 +48,8 @@ class RemoteBackend:
     """See backend.Backend. Use it with `async with`: that finds the model."""
 
     def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
-        self.place = base_url(url)
+        self._url = base_url(url)
+        self.place = str(httpx2.URL(self._url).copy_with(userinfo=b""))  # a name and password are not for the screen
         self.name = model or ""
         self.max_context: int | None = None
         self.notice: str | None = None
@@ -131,7 +132,7 @@ class RemoteBackend:
         calls: dict[int, dict[str, str]] = {}
         try:
             data = json.dumps(body).encode()  # in ASCII: what is no text is for the server to refuse
-            async with self._client.stream("POST", f"{self.place}/chat/completions", content=data) as response:
+            async with self._client.stream("POST", f"{self._url}/chat/completions", content=data) as response:
                 if response.status_code != 200:
                     await response.aread()
                     raise _refused(response)
@@ -177,7 +178,7 @@ class RemoteBackend:
 
     async def _find_model(self) -> None:
         try:
-            response = await self._client.get(f"{self.place}/models", timeout=_MODEL_SECONDS)
+            response = await self._client.get(f"{self._url}/models", timeout=_MODEL_SECONDS)
         except _FAILURES as error:
             raise ChatError(f"There is no answer from {self.place}: {_words(error)}.") from None
         if response.status_code != 200:
@@ -204,7 +205,7 @@ class RemoteBackend:
             return
         self._has_status = False
         with contextlib.suppress(*_FAILURES):
-            response = await self._client.get(f"{self.place.removesuffix('/v1')}/status", timeout=_CONNECT_SECONDS)
+            response = await self._client.get(f"{self._url.removesuffix('/v1')}/status", timeout=_CONNECT_SECONDS)
             found = _json(response.content) if response.status_code == 200 else {}
             if _is_number(found.get("kv_usage")) and isinstance(found.get("defaults"), dict):
                 self.kv_share, self._defaults = found["kv_usage"], found["defaults"]

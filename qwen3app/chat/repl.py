@@ -162,6 +162,8 @@ class Repl:
                     await outcome
                 else:
                     question = outcome
+        elif line.startswith(_BLOCK):
+            question = unwrap(typed)  # pasted perhaps: an @path in it is nobody's wish
         elif unwrapped := unwrap(typed):
             attached = with_files(unwrapped)
             for note in attached.notes:

@@ -52,6 +52,13 @@ async def test_a_conversation(server: ScriptedServer) -> None:
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
 
 
+async def test_a_password_in_the_address_is_not_shown(server: ScriptedServer) -> None:
+    async with RemoteBackend(server.url.replace("://", "://me:secret@"), None, None) as backend:
+        assert backend.place == f"{server.url}/v1"
+        await ask(ChatSession(backend), "Hi")
+    assert len(server.requests) == 1
+
+
 async def test_settings_are_sent(server: ScriptedServer) -> None:
     async with RemoteBackend(server.url, None, "second") as backend:
         session = ChatSession(backend, think=False)

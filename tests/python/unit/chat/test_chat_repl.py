@@ -261,6 +261,12 @@ async def test_a_file_goes_along(terminal: Terminal, session: ChatSession, tmp_p
     assert "inside" in session.messages[0]["content"] and "1 line added." in screen.getvalue()
 
 
+async def test_a_block_takes_no_files_along(terminal: Terminal, session: ChatSession, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("inside")
+    await terminal.type(f'"""{ENTER}see @{tmp_path}/a.txt{ENTER}"""{ENTER}{CTRL_D}')
+    assert session.messages[0]["content"] == f"see @{tmp_path}/a.txt"
+
+
 def test_paths_are_completed(session: ChatSession, renderer: Renderer, tmp_path: Path) -> None:
     (tmp_path / "a-file.txt").write_text("")
     completer = _CommandCompleter(Commands(session, renderer, None))  # type: ignore[arg-type]
