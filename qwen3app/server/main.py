@@ -255,6 +255,20 @@ class Life:
 
     async def run(self) -> int:
         """Serves to the end. Raises what loading raised."""
+        with self._signals():  # before all else: one that comes while packages are imported ends it the same way
+            await self._serve()
+        if self.state.serving is not None:
+            await self.state.serving.runtime.stop(0.0)
+        await asyncio.to_thread(self._loader.abandon)
+        self._log.write("stopped", seconds=round(time.perf_counter() - self._began, 2))
+        if self._error is not None:
+            raise self._error
+        if self._signal is not None:
+            return 128 + self._signal
+        return 1 if self.state.failure is not None else 0
+
+    async def _serve(self) -> None:
+        """Listens, loads and answers until it is told to end."""
         import uvicorn
         import uvicorn.lifespan.off  # uvicorn finds it by name, which a packer of executables cannot see
 
@@ -285,23 +299,13 @@ class Life:
         self._server = _make_server(config)
         scheme = "http" if tls is None else "https"
         self._page = f"{scheme}://{_url_host(_reachable(host))}:{port}/"
-        with self._signals():  # whoever reads that it listens may send one
-            self._log.write("listening", address=f"{host}:{port}", message=f"{scheme}://{_url_host(host)}:{port}")
-            loading = self._task(self._load())
-            watching = self._task(self._watch_progress())
-            await self._server.serve(sockets=[self._listener])
+        self._log.write("listening", address=f"{host}:{port}", message=f"{scheme}://{_url_host(host)}:{port}")
+        loading = self._task(self._load())
+        watching = self._task(self._watch_progress())
+        await self._server.serve(sockets=[self._listener])
         for task in (loading, watching, *self._tasks):
             task.cancel()
         await asyncio.gather(loading, watching, *self._tasks, return_exceptions=True)
-        if self.state.serving is not None:
-            await self.state.serving.runtime.stop(0.0)
-        await asyncio.to_thread(self._loader.abandon)
-        self._log.write("stopped", seconds=round(time.perf_counter() - self._began, 2))
-        if self._error is not None:
-            raise self._error
-        if self._signal is not None:
-            return 128 + self._signal
-        return 1 if self.state.failure is not None else 0
 
     def _task(self, coroutine: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
@@ -311,7 +315,9 @@ class Life:
 
     async def _load(self) -> None:
         try:
-            await self._begin(await self._loader.wait())
+            model = await self._loader.wait()
+            if not self.state.draining:  # else the loader closes it
+                await self._begin(model)
         except Exception as error:
             self._error = error
             self.state.failure = str(error) or type(error).__name__

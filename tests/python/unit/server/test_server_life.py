@@ -77,6 +77,20 @@ def test_a_signal_may_come_as_soon_as_it_says_that_it_listens(
     assert events[-1] == "stopped" and "draining" in events
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_it_listens_ends_it_as_later_ones_do(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    def signalled() -> None:
+        assert signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("qwen3app.time_slices.shorten_time_slices", signalled)  # the first that a server does
+    assert run_server(settings_for(tiny_model_dir, 0)) == 0
+    events = [json.loads(line)["event"] for line in capfd.readouterr().err.splitlines()]
+    assert events[-1] == "stopped" and "draining" in events
+
+
 def test_a_broken_model_ends_with_its_sentence(tiny_model_dir: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_model_dir, tmp_path / "broken"))
     weights = model / "model.safetensors"
