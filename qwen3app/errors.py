@@ -11,6 +11,13 @@ from enum import IntEnum
 NETWORK_VARIABLES = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
 
 
+# Why one request fails while the engine goes on.
+BROKEN_OUTPUT = (
+    "The model computed values that are no finite numbers (NaN), so its weights are broken, or the device is; "
+    "`qwen3-8b verify --model DIR` checks the weights."
+)
+
+
 class Status(IntEnum):
     """qwen3_status of native/include/qwen3.h; a test compares the two."""
 

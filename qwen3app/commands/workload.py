@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from qwen3app.abi.engine import Engine
 from qwen3app.abi.types import EngineInfo, EngineRequest, Event, EventKind, FinishCode
-from qwen3app.errors import EngineError, Status
+from qwen3app.errors import BROKEN_OUTPUT, EngineError, Status
 from qwen3app.runtime.loaded_model import more_context
 
 _POLL_MS = 250  # Python sees Ctrl-C between polls
@@ -84,7 +84,7 @@ def until_ended(engine: Engine, n_samples: int) -> Iterator[Event]:
             if event.kind == EventKind.FINISHED:
                 n_samples -= 1
                 if event.finish_reason == FinishCode.ERROR:
-                    raise EngineError(Status.DEVICE_ERROR, "A request ended with an error; the engine's log says why.")
+                    raise EngineError(Status.DEVICE_ERROR, BROKEN_OUTPUT)
             yield event
 
 

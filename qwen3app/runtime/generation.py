@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwen3app.abi.types import Event, EventKind, FinishCode
-from qwen3app.errors import AppError, GenerationError
+from qwen3app.errors import BROKEN_OUTPUT, AppError, GenerationError
 from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.output import OutputStream
 
@@ -425,7 +425,7 @@ class Generation:
             choice.finish_reason = finish_reason
             self._observations.reasoning_tokens += output.reasoning_tokens
             if finish_reason == "error" and self.error is None:
-                self.error = GenerationError("The engine failed while it generated this answer; try again.")
+                self.error = GenerationError(BROKEN_OUTPUT)
             if finish_reason != "stop":
                 matched = None
         elif not content and not reasoning and not infos and not calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -13,6 +14,8 @@ from qwen3app.chat.errors import ContextFull
 from qwen3app.chat.local import LocalBackend
 from qwen3app.chat.session import ChatSession
 from qwen3app.chat.settings import ChatSettings
+from qwen3app.commands.model_files import read_tensors
+from qwen3app.errors import GenerationError
 from qwen3app.runtime.loaded_model import LoadedModel
 from qwen3app.runtime.runtime import Runtime
 
@@ -48,6 +51,25 @@ async def test_the_prompt_is_read_from_the_cache_on_the_next_turn(session: ChatS
     session.reset()
     assert await ask(session, question) == first
     assert session.stats.prompt_tokens == n_prompt and session.stats.cached_tokens > 0
+
+
+async def test_weights_that_are_no_numbers_are_named(tiny_model_dir: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "broken"
+    shutil.copytree(tiny_model_dir, directory)
+    weights = directory / "model.safetensors"
+    tensor = next(each for each in read_tensors(weights) if each.name.endswith("layers.1.mlp.down_proj.weight"))
+    data = bytearray(weights.read_bytes())
+    data[tensor.begin : tensor.end] = b"\xc0\x7f" * tensor.elements  # NaN
+    weights.write_bytes(data)
+    model = LoadedModel.load(directory, EngineOptions(device="cpu", max_context=64, max_slots=1, threads=1))
+    runtime = Runtime(model)
+    await runtime.start()
+    session = ChatSession(LocalBackend(model, runtime))
+    with pytest.raises(GenerationError, match=r"no finite numbers \(NaN\).*`qwen3-8b verify --model DIR` checks"):
+        await ask(session, "Hi")
+    assert session.messages == [] and runtime.failure is None
+    await runtime.stop()
+    model.close()
 
 
 async def test_tools_stand_in_the_prompt(session: ChatSession) -> None:
