@@ -48,7 +48,7 @@ class TurnStats:
     decode_seconds: float | None = None  # first token to last event by the engine's clock; None: it has not ended
     finish: str | None = None  # "stop", "length", "tool_calls", "abort", "error"
     context_full: bool = False  # the context's end cut the answer, not max_tokens
-    more_context: str = "--max-ctx"  # the flag that makes room for more
+    more_context: str = "a larger --max-ctx"  # what makes room for more
     rounds: int = 1
     last_tokens: int | None = None  # of the last round; None: there was one
 

@@ -72,18 +72,16 @@ class LocalBackend:
         from qwen3app.runtime.loaded_model import more_context
 
         started = time.monotonic()
-        stats.more_context = more_context(self._model.info)
+        stats.more_context = more_context(self._model.info, self._model.kv_limits)
         prompt = self._model.template.render(messages, tools=tools, template_kwargs={"enable_thinking": think})
         stats.prompt_tokens = len(prompt.ids)
         room = self.max_context - stats.prompt_tokens
         if room < 1:
             begun = any(message["role"] == "assistant" for message in messages)
             advice = "use /reset to begin a new one" if begun else "ask something shorter"
-            flag = stats.more_context
-            how = f"a larger {flag}" if flag == "--max-ctx" else flag
             raise ContextFull(
                 f"The conversation has {stats.prompt_tokens} tokens and the context holds {self.max_context}: "
-                f"{advice}, or start the chat with {how}."
+                f"{advice}, or start the chat with {stats.more_context}."
             )
         max_tokens = min(room, settings.max_tokens or room)
         try:

@@ -99,7 +99,7 @@ class RemoteBackend:
         stats: TurnStats,
     ) -> AsyncGenerator[_Delta, None]:
         started = time.monotonic()
-        stats.more_context = "--max-ctx of the server"
+        stats.more_context = "a larger --max-ctx of the server"
         body = self._body(messages, tools, settings, think)
         # A task of its own reads, so that stop() ends it wherever it waits.
         said: asyncio.Queue[_Delta | None] = asyncio.Queue()

@@ -47,15 +47,13 @@ def stats_line(stats: TurnStats) -> str:
     return "[" + " · ".join(parts) + "]"
 
 
-def cut_sentence(stats: TurnStats, how: str) -> str | None:
+def cut_sentence(stats: TurnStats, how: str, *, in_conversation: bool = True) -> str | None:
     """Why an answer is incomplete, or None. how: what raises max_tokens here, a command or a flag."""
     if stats.finish != "length":
         return None
     if stats.context_full:
-        return (
-            "The context is full and the answer is cut: /reset begins a new conversation, "
-            f"{stats.more_context} makes room."
-        )
+        reset = "/reset begins a new conversation, " if in_conversation else ""
+        return f"The context is full and the answer is cut: {reset}{stats.more_context} makes room."
     return f"The answer is cut after {stats.tokens} tokens: raise max_tokens for longer ones ({how})."
 
 

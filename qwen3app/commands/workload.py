@@ -51,13 +51,15 @@ def time_decode(engine: Engine, prompts: list[list[int]], n_steps: int) -> Decod
     info = engine.info()
     room = min(info.max_context, info.n_blocks * info.block_size) - max(map(len, prompts))
     times = _run(engine, prompts, max_tokens=room, enough=n_steps + 1)
-    more = "--kv-gb" if info.n_blocks * info.block_size < info.max_context else more_context(info)
+    more = more_context(info, kv_limits=info.n_blocks * info.block_size < info.max_context)
     return decode_time(list(map(len, prompts)), times.tokens, n_steps, more)
 
 
-def decode_time(prompt_lengths: list[int], times: list[list[int]], n_steps: int, more: str = "--max-ctx") -> DecodeTime:
+def decode_time(
+    prompt_lengths: list[int], times: list[list[int]], n_steps: int, more: str = "a larger --max-ctx"
+) -> DecodeTime:
     """times: per prompt, when each of its tokens came, in nanoseconds; the last to begin has n_steps + 1 at least.
-    more: the flag that makes room for longer ones."""
+    more: what makes room for longer ones."""
     last = max(times, key=lambda tokens: tokens[0])
     begin, end = last[0], last[n_steps]
     if min(tokens[-1] for tokens in times) <= last[n_steps - 1]:  # not in the last step

@@ -44,6 +44,7 @@ class LoadedModel:
     engine: Engine
     info: EngineInfo
     max_queue: int = EngineOptions.max_queue  # samples that may wait
+    kv_limits: bool = False  # the context is as long as a KV pool allows whose size was asked for
     grammar_tokens: GrammarTokens | None = None  # for constraints; None: made when the first one comes
     load_phases: dict[str, float] = field(default_factory=dict)  # phase -> seconds, in their order and without gaps
     text_seconds: float = 0.0  # what tokenizer and template took, on a thread beside the other phases
@@ -118,6 +119,7 @@ class LoadedModel:
             engine=engine,
             info=info,
             max_queue=options.max_queue,
+            kv_limits=options.kv_bytes > 0 and options.max_context == 0,
             grammar_tokens=text.get("grammar_tokens"),
             load_phases=clock.seconds,
             text_seconds=text["seconds"],
@@ -196,9 +198,11 @@ def in_flags(sentence: str) -> str:
     return _FLAGS.get(first, first) + space + rest
 
 
-def more_context(info: EngineInfo) -> str:
-    """The flag that makes room for longer requests: --max-ctx as long as the model itself allows more, else --yarn."""
-    return "--max-ctx" if info.max_context < info.model_max_context else "--yarn"
+def more_context(info: EngineInfo, kv_limits: bool = False) -> str:
+    """What makes room for longer requests: a larger --max-ctx or --kv-gb as long as the model itself allows more."""
+    if info.max_context >= info.model_max_context:
+        return "--yarn"
+    return "a larger --kv-gb" if kv_limits else "a larger --max-ctx"
 
 
 def _count_token_ids(path: Path) -> int | None:

@@ -56,6 +56,7 @@ class FakeModel:
             stats=lambda: SimpleNamespace(blocks_used=0, blocks_cached=1, blocks_total=50)
         )
     )
+    kv_limits: bool = False
     closed: bool = False
 
     def close(self) -> None:

@@ -53,6 +53,10 @@ async def test_a_cut_answer_says_so(session: ChatSession, runtime: Any) -> None:
     out, err = io.StringIO(), io.StringIO()
     await ask_once(session, "Hi", out, err)
     assert out.getvalue() == "" and "max_tokens" in err.getvalue()
+    session.settings.max_tokens = None
+    err = io.StringIO()
+    await ask_once(session, "x" * 990, out, err)  # there is no conversation to /reset
+    assert err.getvalue() == "The context is full and the answer is cut: --yarn makes room.\n"
 
 
 def test_question_from_stdin() -> None:

@@ -73,6 +73,9 @@ def test_a_cut_answer_says_why() -> None:
     assert str(cut_sentence(TurnStats(finish="length", tokens=5), "--x N")).endswith("(--x N).")
     full = TurnStats(finish="length", context_full=True, more_context="--yarn")
     assert str(cut_sentence(full, "--x")).endswith("/reset begins a new conversation, --yarn makes room.")
+    full.more_context = "a larger --kv-gb"
+    alone = "The context is full and the answer is cut: a larger --kv-gb makes room."
+    assert cut_sentence(full, "--x", in_conversation=False) == alone
 
 
 def test_the_reason_stands_before_the_numbers(renderer: Renderer, screen: io.StringIO) -> None:

@@ -85,6 +85,9 @@ async def test_a_full_context_is_one_sentence_with_advice(
     model.info.model_max_context = 40_960
     with pytest.raises(ContextFull, match=r"or start the chat with a larger --max-ctx\.$"):
         await ask(session, "y")
+    model.kv_limits = True
+    with pytest.raises(ContextFull, match=r"or start the chat with a larger --kv-gb\.$"):
+        await ask(session, "y")
     assert len(runtime.generations) == 1
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
 

@@ -14,7 +14,7 @@ import pytest
 from qwen3app.abi import Engine, EngineOptions
 from qwen3app.errors import AppError, EngineError, ModelError, Status
 from qwen3app.runtime import GenerationParams, LoadedModel, Runtime
-from qwen3app.runtime.loaded_model import _count_token_ids
+from qwen3app.runtime.loaded_model import _count_token_ids, more_context
 
 SMALL = EngineOptions(device="cpu", threads=1, kv_bytes=64 << 20, max_context=1024)
 
@@ -45,6 +45,17 @@ async def test_load_and_generate(tiny_model_dir: Path) -> None:
     finally:
         model.close()
         model.close()
+
+
+@pytest.mark.parametrize(
+    ("max_context", "kv_bytes", "flag"),
+    [(0, 1 << 20, "a larger --kv-gb"), (64, 1 << 20, "a larger --max-ctx"), (64, 0, "a larger --max-ctx")],
+)
+def test_what_makes_room_for_more(tiny_model_dir: Path, max_context: int, kv_bytes: int, flag: str) -> None:
+    options = EngineOptions(device="cpu", max_context=max_context, kv_bytes=kv_bytes, max_slots=1, threads=1)
+    model = LoadedModel.load(tiny_model_dir, options)
+    assert more_context(model.info, model.kv_limits) == flag
+    model.close()
 
 
 def test_the_count_of_ids_is_the_tokenizers(tiny_model_dir: Path, tmp_path: Path) -> None:
