@@ -6,6 +6,7 @@ is made and how bytes travel: local.py and remote.py do. Runs on the event loop'
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -28,6 +29,14 @@ class Call:
     id: str
     name: str
     arguments: str
+
+    @classmethod
+    def from_message_part(cls, part: dict[str, Any]) -> Call:
+        """The call in an entry of tool_calls, in any of the forms that messages.py takes."""
+        function = part.get("function") or part
+        arguments = function["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return cls(str(part.get("id") or ""), function["name"], text)
 
     def as_message_part(self) -> dict[str, Any]:
         """An entry of an assistant message's tool_calls, as OpenAI has it."""
@@ -111,6 +120,11 @@ class Backend(Protocol):
 
     def default(self, name: str) -> float | int | None:
         """What the model samples with where the user has no wish; None: see `unset`."""
+
+    def count(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, think: bool
+    ) -> int | None:
+        """Tokens that a conversation takes of the context; None: not known."""
 
     def answer(
         self,

@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+from qwen3app.chat.backend import Call
 from qwen3app.chat.desktop import copy_text, edit_text
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import Renderer
@@ -156,10 +157,13 @@ class Commands:
         rows.append(("markdown", "on" if self._renderer.markdown else "off"))
         rows.append(("tools", ", ".join(self._tool_names()) or "none"))
         rows.append(("model", f"{backend.name} on {backend.place}"))
-        used = "unknown" if session.context_tokens is None else str(session.context_tokens)
-        limit = "" if backend.max_context is None else f" of {backend.max_context}"
-        turns = session.n_turns
-        rows.append(("context", f"{used}{limit} tokens, {turns} turn{'' if turns == 1 else 's'}"))
+        used = None if session.context_tokens is None else f"{session.context_tokens:,}"
+        limit = None if backend.max_context is None else f"{backend.max_context:,} tokens"
+        if used is None:
+            context = "its use shows with the next answer" + (f", it holds {limit}" if limit else "")
+        else:
+            context = f"{used} of {limit}" if limit else f"{used} tokens"
+        rows.append(("context", f"{context}, {_turns(session.n_turns)}"))
         width = max(len(name) for name, _ in rows)
         self._renderer.plain("\n".join(f"{name:{width}}  {value}" for name, value in rows))
 
@@ -167,15 +171,16 @@ class Commands:
         """/save FILE: write the conversation as JSON, in the form of a chat request."""
         path = _path(argument, "/save")
         save(self._session, path)
-        turns = self._session.n_turns
-        self._renderer.notice(f"{turns} turn{'' if turns == 1 else 's'} written to {path}.")
+        self._renderer.notice(f"{_turns(self._session.n_turns)} written to {path}.")
 
     def cmd_load(self, argument: str) -> None:
         """/load FILE: go on with a conversation that /save has written."""
         path = _path(argument, "/load")
-        load(self._session, path)
-        turns = self._session.n_turns
-        self._renderer.notice(f"{turns} turn{'' if turns == 1 else 's'} read from {path}; /history shows them.")
+        brought = load(self._session, path)
+        self._renderer.notice(f"{_turns(self._session.n_turns)} read from {path}; /history shows them.")
+        if brought:
+            values = ", ".join(f"{setting.name} = {_short(self._shown(setting))}" for setting in brought)
+            self._renderer.notice(f"The file sets {values}.")
 
     def cmd_history(self, argument: str) -> None:
         """/history: the conversation so far."""
@@ -189,14 +194,15 @@ class Commands:
                 self._renderer.tool_result(content)
             elif content:
                 self._renderer.answer(content)
+            for part in message.get("tool_calls", ()):
+                self._renderer.call(Call.from_message_part(part))
 
     def cmd_undo(self, argument: str) -> None:
         """/undo: take back the last question and its answer."""
         question = self._session.undo()
         if question is None:
             raise ChatError("There is nothing to take back; the conversation is empty.")
-        shown = question if len(question) <= 60 else f"{question[:57]}..."
-        self._renderer.notice(f"Taken back: {' '.join(shown.split())}")
+        self._renderer.notice(f"Taken back: {_short(question)}")
 
     def cmd_retry(self, argument: str) -> Outcome:
         """/retry: ask the last question again; the new answer replaces the one before."""
@@ -284,6 +290,15 @@ class Commands:
             return f"{default:g} (the model's default)"
         sampling = setting.field not in ("seed", "max_tokens", "system")
         return (self._session.backend.unset if sampling else None) or setting.unset
+
+
+def _turns(count: int) -> str:
+    return f"{count} turn{'' if count == 1 else 's'}"
+
+
+def _short(text: str) -> str:
+    """A text of any length on a line."""
+    return " ".join((text if len(text) <= 60 else f"{text[:57]}...").split())
 
 
 def _path(argument: str, command: str) -> Path:

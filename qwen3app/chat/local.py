@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from qwen3app.chat.backend import Call, Piece, TurnStats
 from qwen3app.chat.errors import ContextFull
 from qwen3app.chat.settings import ChatSettings
+from qwen3app.text.errors import TextError
 
 if TYPE_CHECKING:
     from qwen3app.runtime.generation import Generation
@@ -56,6 +57,18 @@ class LocalBackend:
     def default(self, name: str) -> float | int | None:
         value: float | int | None = getattr(self._model.defaults, name, None)
         return value
+
+    def count(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, think: bool
+    ) -> int | None:
+        kwargs = {"enable_thinking": think}
+        try:
+            prompt = self._model.template.render(
+                messages, tools=tools, add_generation_prompt=False, template_kwargs=kwargs
+            )
+        except TextError:  # the next question will say so
+            return None
+        return len(prompt.ids)
 
     def stop(self) -> None:
         if self._generation is not None:

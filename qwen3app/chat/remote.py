@@ -85,6 +85,11 @@ class RemoteBackend:
         value = self._defaults.get(name)
         return value if _is_number(value) else None
 
+    def count(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, think: bool
+    ) -> int | None:
+        return None  # few servers tell
+
     def stop(self) -> None:
         if self._pump is not None:
             self._stopped = True

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import msgspec
 from qwen3app.chat.attachments import read_text
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.session import ChatSession
-from qwen3app.chat.settings import SETTINGS, ChatSettings, set_value
+from qwen3app.chat.settings import BY_NAME, SETTINGS, Setting, set_value
 from qwen3app.text.errors import TextError
 from qwen3app.text.messages import normalise_messages
 
@@ -57,10 +58,12 @@ def save(session: ChatSession, path: Path) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise ChatError(f"{path} cannot be written: {error.strerror}.") from None
+    session.note_saved()
 
 
-def load(session: ChatSession, path: Path) -> None:
-    """Makes the file's conversation this one. ChatError: nothing has changed."""
+def load(session: ChatSession, path: Path) -> list[Setting]:
+    """Makes the file's conversation this one, and returns the settings that it brings along; all others stay as they
+    are. ChatError: nothing has changed."""
     body = _read(path)
     found = body.get("messages")
     if not isinstance(found, list):
@@ -69,20 +72,24 @@ def load(session: ChatSession, path: Path) -> None:
         messages = normalise_messages(found) if found else []
     except TextError as error:
         raise ChatError(f"{path}: {error}") from None
-    settings = ChatSettings()
+    settings, brought = replace(session.settings), []
     if messages and messages[0]["role"] == "system":
         settings.system = messages.pop(0)["content"] or None
+        brought.append(BY_NAME["system"])
     _check_turns(path, messages)
     for setting in SETTINGS:
         value = body.get(setting.field)
         if value is not None and setting.field != "system":
             try:
-                set_value(settings, setting.name, str(value))
+                brought.append(set_value(settings, setting.name, str(value)))
             except ChatError as error:
                 raise ChatError(f"{path}: {error}") from None
-    session.reset()
-    session.messages = messages
+    if not session.is_saved:
+        raise ChatError("The conversation is not saved: /save FILE keeps it, /reset forgets it; then /load again.")
     session.settings = settings
+    session.replace(messages)
+    session.note_saved()
+    return brought
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -31,26 +31,45 @@ class ChatSession:
         self.think = think
         self.messages: list[dict[str, Any]] = []
         self.stats = TurnStats()  # of the last answer
+        self.context_tokens: int | None = 0  # what the conversation takes; None: not known before the next answer
         self.last_question: str | None = None
         self.tools: list[dict[str, Any]] | None = None  # what the model may call, as OpenAI has it
         self.run_call: RunCall | None = None  # runs a call and returns its result; needed with tools
         self._stopping = False
         self._replaced: list[dict[str, Any]] = []  # by the next question, if it is answered
+        self._in_file: list[dict[str, Any]] = []  # the messages that a file holds, by the last /save or /load
 
     @property
     def n_turns(self) -> int:
         return sum(message["role"] == "user" for message in self.messages)
 
     @property
-    def context_tokens(self) -> int | None:
-        """What the conversation takes of the context. None: not known before the next answer (/undo, /load)."""
-        return (self.stats.context_tokens or None) if self.messages else 0
+    def is_saved(self) -> bool:
+        """Whether a file holds every message; an empty conversation has nothing to lose."""
+        return self.messages == self._in_file[: len(self.messages)]
+
+    def note_saved(self) -> None:
+        """A file holds the conversation as it is now."""
+        self._in_file = list(self.messages)
 
     def reset(self) -> None:
         """Forgets the conversation; settings stay."""
-        self.messages.clear()
+        self.replace([])
+
+    def replace(self, messages: list[dict[str, Any]]) -> None:
+        """Goes on with another conversation."""
+        self.messages = messages
         self._replaced = []
         self.stats = TurnStats()
+        self._count()
+
+    def _count(self) -> None:
+        """Where the last answer's numbers are not those of the conversation, as after /undo and /load."""
+        self.context_tokens = self.backend.count(self._prompt(), self.tools, self.think) if self.messages else 0
+
+    def _prompt(self) -> list[dict[str, Any]]:
+        system = self.settings.system
+        return [*([{"role": "system", "content": system}] if system else []), *self.messages]
 
     def undo(self, *, to_replace: bool = False) -> str | None:
         """Takes back the last turn and returns its question; None: there is none. to_replace: the turn comes back if
@@ -62,6 +81,7 @@ class ChatSession:
         self._replaced = self.messages[last:] if to_replace else []
         del self.messages[last:]
         self.stats = TurnStats()
+        self._count()
         return question
 
     @property
@@ -119,10 +139,8 @@ class ChatSession:
         stats = self.stats if first else TurnStats()
         thought: list[str] = []
         answer: list[str] = []
-        system = self.settings.system
-        messages = [*([{"role": "system", "content": system}] if system else []), *self.messages, *turn]
         try:
-            said = self.backend.answer(messages, self.tools, self.settings, self.think, stats)
+            said = self.backend.answer([*self._prompt(), *turn], self.tools, self.settings, self.think, stats)
             async with aclosing(said):
                 async for piece in said:
                     if isinstance(piece, Call):
@@ -145,6 +163,7 @@ class ChatSession:
         replaced, self._replaced = self._replaced, []
         if len(turn) == 1:
             self.messages += replaced
+            self._count()
             return
         answered = {message.get("tool_call_id") for message in turn}
         for message in list(turn):
@@ -152,3 +171,4 @@ class ChatSession:
                 if call["id"] not in answered:
                     turn.append({"role": "tool", "tool_call_id": call["id"], "content": _NOT_RUN})
         self.messages += turn
+        self.context_tokens = self.stats.context_tokens or None

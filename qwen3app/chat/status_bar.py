@@ -27,7 +27,7 @@ def status_line(session: ChatSession, columns: int) -> str:
 def _context(session: ChatSession) -> str:
     used, limit = session.context_tokens, session.backend.max_context
     if used is None:
-        return "context unknown" if limit is None else f"context of {limit:,}"
+        return "context ?" if limit is None else f"context ? of {limit:,}"
     if limit is None:
         return f"context {used:,}"
     return f"context {used:,} of {limit:,} ({_percent(used / limit)})"

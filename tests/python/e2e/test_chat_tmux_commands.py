@@ -67,7 +67,7 @@ def test_undo_retry_and_the_status_bar(open_screen: OpenScreen, server: Scripted
     screen.enter("two")
     screen.wait("Second answer.")
     screen.enter("/undo")
-    screen.wait("Taken back: two", "context of 1,000")
+    screen.wait("Taken back: two", "context ? of 1,000")
     screen.enter("/retry")
     screen.wait("Third answer.")
     screen.enter("/show")

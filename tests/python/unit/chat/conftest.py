@@ -34,7 +34,12 @@ class FakeTemplate:
         self.calls: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
 
     def render(
-        self, messages: Sequence[dict[str, Any]], *, tools: Any = None, template_kwargs: dict[str, Any]
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any],
     ) -> RenderedPrompt:
         self.calls.append((list(messages), template_kwargs))
         text = "".join(message["content"] for message in messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def test_set_and_show(commands: Commands, session: ChatSession, screen: io.Strin
     assert "top_p               0.95 (the model's default)" in text
     assert "min_p               off" in text and "max_tokens          what the context holds" in text
     assert "model               tiny on cpu (avx2)" in text
-    assert "context             0 of 1000 tokens, 0 turns" in text
+    assert "context             0 of 1,000 tokens, 0 turns" in text
     commands.run("/set temp default")
     assert screen.getvalue().endswith("temp = 0.6 (the model's default)\n")
 
@@ -132,7 +133,7 @@ def test_completion(commands: Commands, text: str, words: list[str]) -> None:
 async def test_show_tells_how_full_the_context_is(commands: Commands, session: ChatSession, screen: Any) -> None:
     _ = [piece async for piece in session.ask("Hello")]
     commands.run("/show")
-    assert "7 of 1000 tokens, 1 turn\n" in screen.getvalue()
+    assert "7 of 1,000 tokens, 1 turn\n" in screen.getvalue()
 
 
 async def ask(session: ChatSession, text: str) -> None:
@@ -170,19 +171,51 @@ async def test_a_saved_chat(commands: Commands, session: ChatSession, screen: io
     commands.run("/history")
     await ask(session, "one\ntwo")
     session.messages += [{"role": "tool", "content": "5"}]
+    session.settings.temperature = 0.5
     commands.run(f"/save {tmp_path}/a b.json")
     session.messages.pop()
     commands.run("/reset")
+    session.settings.temperature = None
     commands.run(f'/load "{tmp_path}/a b.json"')
     commands.run("/history")
     text = screen.getvalue()
+    assert f"1 turn read from {tmp_path}/a b.json; /history shows them.\nThe file sets temp = 0.5.\n" in text
     assert text.startswith("The conversation is empty.\n1 turn written to ")
-    assert text.endswith("/history shows them.\n> one\n. two\nHello there\n→ 5\n")
+    assert text.endswith("temp = 0.5.\n> one\n. two\nHello there\n→ 5\n")
     for line in ("/save", "/load", '/load "a" "b"', "/load 'a", "/tools a\0b"):
         with pytest.raises(ChatError, match="takes the name of a file"):
             outcome = commands.run(line)
             assert inspect.isawaitable(outcome)
             await outcome
+
+
+def test_history_shows_calls_and_what_came_of_them(
+    commands: Commands, session: ChatSession, screen: io.StringIO, tmp_path: Path
+) -> None:
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}},
+        {"id": "2", "function": {"name": "city", "arguments": {"name": "Köln"}}},
+        {"id": "3", "name": "now", "arguments": None},
+    ]
+    path = tmp_path / "calls.json"
+    results = [{"role": "tool", "tool_call_id": str(number), "content": f"r{number}"} for number in (1, 2, 3)]
+    turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Let me see.", "tool_calls": calls}]
+    path.write_text(json.dumps([*turn, *results, {"role": "assistant", "content": "2."}]))
+    commands.run(f"/load {path}")
+    commands.run("/history")
+    shown = screen.getvalue().partition("shows them.\n")[2]
+    assert shown == '> q\nLet me see.\nadd(a=2)\ncity(name="Köln")\nnow()\n→ r1\n→ r2\n→ r3\n2.\n'
+
+
+def test_a_server_tells_of_the_context_with_its_answers_alone(
+    commands: Commands, session: ChatSession, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.backend, "count", lambda messages, tools, think: None)
+    session.replace([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    commands.run("/show")
+    assert (
+        "context             its use shows with the next answer, it holds 1,000 tokens, 1 turn\n" in screen.getvalue()
+    )
 
 
 async def test_the_editor(

@@ -162,7 +162,7 @@ async def test_numbers_that_no_server_means_are_none() -> None:
             await ask(session, "Hi")
             assert (session.stats.prompt_tokens, session.stats.tokens, session.stats.decode_seconds) == (0, 0, None)
             assert backend.max_context is None and backend.default("temperature") is None
-            assert status_line(session, 80) == "x · context unknown"
+            assert status_line(session, 80) == "x · context ?"
 
 
 async def test_stopping_keeps_what_came(server: ScriptedServer) -> None:

@@ -47,11 +47,45 @@ async def test_a_conversation_comes_back(session: ChatSession, runtime: Any, tmp
     saved.load(session, path)
     assert session.messages == body["messages"][1:]
     settings = session.settings
-    assert (settings.system, settings.temperature, settings.seed, settings.top_k) == ("Be brief.", 0.5, 2**63 - 1, None)
-    assert session.context_tokens is None
+    assert (settings.system, settings.temperature, settings.seed, settings.top_k) == ("Be brief.", 0.5, 2**63 - 1, 3)
+    assert session.context_tokens == len("Be brief.HiHello 日本")
     session.tools = [{"type": "function", "function": {"name": "f"}}]
     saved.save(session, path)  # over itself
-    assert json.loads(path.read_text("utf-8")) == {**body, "tools": session.tools}
+    assert json.loads(path.read_text("utf-8")) == {**body, "top_k": 3, "tools": session.tools}
+
+
+async def test_only_the_files_own_settings_change(session: ChatSession, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text('{"messages": [], "temperature": 0.5, "top_k": null}')
+    session.settings.system, session.settings.seed, session.settings.max_tokens = "Be brief.", 7, 20
+    session.settings.temperature, session.settings.top_k = 1.0, 4
+    assert [setting.name for setting in saved.load(session, path)] == ["temp"]
+    settings = session.settings
+    assert (settings.system, settings.seed, settings.max_tokens) == ("Be brief.", 7, 20)
+    assert (settings.temperature, settings.top_k) == (0.5, 4)
+    path.write_text('[{"role": "system", "content": ""}]')
+    assert [setting.name for setting in saved.load(session, path)] == ["system"]
+    assert session.settings.system is None
+
+
+async def test_an_unsaved_conversation_is_not_replaced(session: ChatSession, tmp_path: Path) -> None:
+    other, mine = tmp_path / "other.json", tmp_path / "mine.json"
+    other.write_text('[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]')
+    await ask(session, "Hi")
+    with pytest.raises(ChatError, match="The conversation is not saved: /save FILE keeps it, /reset forgets it"):
+        saved.load(session, other)
+    assert session.last_reply == {"role": "assistant", "content": "Hello there"}
+    saved.save(session, mine)
+    saved.load(session, other)  # and what was loaded is in a file
+    saved.load(session, mine)
+    session.undo()  # the file has what is left, and more
+    saved.load(session, other)
+    await ask(session, "more")
+    with pytest.raises(ChatError, match="is not saved"):
+        saved.load(session, mine)
+    session.reset()
+    saved.load(session, mine)
+    assert session.n_turns == 1
 
 
 def test_other_files_are_left_alone(session: ChatSession, tmp_path: Path) -> None:
@@ -129,6 +163,7 @@ def test_a_wrong_file_changes_nothing(session: ChatSession, tmp_path: Path, text
     path = tmp_path / "x.json"
     path.write_text(text)
     session.messages = before = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    session.note_saved()
     session.settings.temperature = 0.3
     with pytest.raises(ChatError, match=sentence):
         saved.load(session, path)

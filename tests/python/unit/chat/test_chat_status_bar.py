@@ -15,6 +15,7 @@ from qwen3app.chat.status_bar import status_line
 def asked(session: ChatSession) -> ChatSession:
     session.messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     session.stats = TurnStats(prompt_tokens=80, tokens=21, seconds=3, first_seconds=1, decode_seconds=2)
+    session.context_tokens = 101
     return session
 
 
@@ -39,8 +40,10 @@ def test_a_narrow_window_drops_what_matters_least(asked: ChatSession, columns: i
 def test_before_the_first_answer_and_after_undo(asked: ChatSession) -> None:
     asked.undo()
     assert status_line(asked, 80) == "tiny · context 0 of 1,000 (0%) · KV 2.0%"
-    asked.messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-    assert status_line(asked, 80) == "tiny · context of 1,000 · KV 2.0%"
+    asked.replace([{"role": "user", "content": "xyz"}, {"role": "assistant", "content": "y"}])
+    assert status_line(asked, 80) == "tiny · context 4 of 1,000 (0.4%) · KV 2.0%"
+    asked.context_tokens = None
+    assert status_line(asked, 80) == "tiny · context ? of 1,000 · KV 2.0%"
 
 
 def test_rounds_are_put_together(session: ChatSession, model: Any) -> None:
