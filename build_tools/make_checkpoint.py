@@ -21,7 +21,7 @@ import math
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -275,8 +275,10 @@ def config_json(shape: Shape, layout: int, bos: int, eos: int) -> dict[str, Any]
     return dict(sorted(config.items()))
 
 
-def train_small_tokenizer(added: list[AddedToken]) -> Tokenizer:
-    """A byte-level BPE with the official splitting rules, trained on TRAINING_TEXT, `added` at its end."""
+def train_tokenizer(
+    texts: Iterable[str], n_ids: int, added: list[AddedToken], *, min_frequency: int = 1
+) -> Tokenizer:
+    """A byte-level BPE of n_ids with the official splitting rules, trained on the texts, `added` at its end."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     pattern = (
@@ -289,14 +291,19 @@ def train_small_tokenizer(added: list[AddedToken]) -> Tokenizer:
     tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=1_280,
-        min_frequency=1,
+        vocab_size=n_ids,
+        min_frequency=min_frequency,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator([TRAINING_TEXT], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens(added)
     return tokenizer
+
+
+def train_small_tokenizer(added: list[AddedToken]) -> Tokenizer:
+    """The tokenizer of the small shapes, trained on TRAINING_TEXT."""
+    return train_tokenizer([TRAINING_TEXT], 1_280, added)
 
 
 def _write_small_tokenizer(out: Path) -> dict[str, int]:

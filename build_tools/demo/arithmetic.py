@@ -1,0 +1,276 @@
+"""Arithmetic with worked thoughts: column by column, as it is taught at school.
+
+Every thought is computed step by step by the code that writes it; the tests read the steps back and check each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from demo.facts import ITEMS, NAMES
+from demo.sample import Draw, Expect, Turn
+
+_PLACES = ("Ones", "Tens", "Hundreds", "Thousands")
+MINUS = "-"
+
+_ADD = (
+    "What is {a} + {b}?",
+    "{a} + {b}",
+    "{a} + {b} = ?",
+    "{a}+{b}",
+    "How much is {a} + {b}?",
+    "Calculate {a} + {b}.",
+    "Add {a} and {b}.",
+    "What is {a} plus {b}?",
+    "What is the sum of {a} and {b}?",
+    "Please add {b} to {a}.",
+    "Can you tell me what {a} + {b} is?",
+    "compute {a} + {b}",
+)
+_SUBTRACT = (
+    "What is {a} - {b}?",
+    "{a} - {b}",
+    "{a} - {b} = ?",
+    "{a}-{b}",
+    "How much is {a} - {b}?",
+    "Calculate {a} - {b}.",
+    "Subtract {b} from {a}.",
+    "What is {a} minus {b}?",
+    "What is the difference between {a} and {b}?",
+    "Take {b} away from {a}.",
+    "Can you tell me what {a} - {b} is?",
+    "compute {a} - {b}",
+)
+_MULTIPLY = (
+    "What is {a} * {b}?",
+    "{a} * {b}",
+    "{a} x {b} = ?",
+    "What is {a} times {b}?",
+    "How much is {a} times {b}?",
+    "Multiply {a} by {b}.",
+    "Calculate {a} * {b}.",
+    "What is the product of {a} and {b}?",
+)
+_DIVIDE = (
+    "What is {a} / {b}?",
+    "{a} / {b}",
+    "What is {a} divided by {b}?",
+    "Divide {a} by {b}.",
+    "How many times does {b} go into {a}?",
+    "Calculate {a} / {b}.",
+)
+
+
+def add_steps(a: int, b: int) -> list[str]:
+    """The column addition, from the ones up."""
+    steps, carry, place = [], 0, 0
+    x, y = a, b
+    while x or y or place == 0:
+        digit, other = x % 10, y % 10
+        total = digit + other + carry
+        x, y = x // 10, y // 10
+        terms = f"{digit} + {other}" + (f" + {carry}" if carry else "")
+        carry = total // 10
+        steps.append(f"{_PLACES[place]}: {terms} = {total}. Write {total % 10}" + (", carry 1." if carry else "."))
+        place += 1
+    if carry:
+        steps.append(f"{_PLACES[place]}: write 1.")
+    return [*steps, f"So {a} + {b} = {a + b}."]
+
+
+def subtract_steps(a: int, b: int) -> list[str]:
+    """The column subtraction; a smaller first number is turned round."""
+    if a < b:
+        turned = subtract_steps(b, a)
+        return [
+            f"{a} is smaller than {b}, so the result is negative.",
+            *turned[:-1],
+            f"{b} - {a} = {b - a}.",
+            f"So {a} - {b} = {MINUS}{b - a}.",
+        ]
+    steps, borrow, place = [], 0, 0
+    x, y = a, b
+    while x or y or place == 0:
+        digit, other = x % 10, y % 10
+        text = f"{_PLACES[place]}: "
+        if borrow:
+            text += f"{digit} - 1 = {digit - 1}. "
+            digit -= 1
+        if digit < other:
+            text += f"{digit} is less than {other}, borrow 10: {digit + 10} - {other} = {digit + 10 - other}."
+            borrow = 1
+        else:
+            text += f"{digit} - {other} = {digit - other}."
+            borrow = 0
+        steps.append(text)
+        x, y, place = x // 10, y // 10, place + 1
+    return [*steps, f"So {a} - {b} = {a - b}."]
+
+
+def multiply_steps(a: int, b: int) -> list[str]:
+    """a times one digit (or at most 12): tens, ones, and their sum."""
+    tens, ones = a // 10 * 10, a % 10
+    if tens == 0 or ones == 0 or a <= 12:
+        return [f"{a} * {b} = {a * b}."]
+    return [
+        f"{a} = {tens} + {ones}.",
+        f"{tens} * {b} = {tens * b}.",
+        f"{ones} * {b} = {ones * b}.",
+        f"{tens * b} + {ones * b} = {a * b}.",
+        f"So {a} * {b} = {a * b}.",
+    ]
+
+
+def divide_steps(a: int, b: int) -> list[str]:
+    quotient, rest = divmod(a, b)
+    steps = [f"{quotient} * {b} = {quotient * b}."]
+    if rest:
+        steps.append(f"{a} - {quotient * b} = {rest}, and {rest} is less than {b}.")
+        return [*steps, f"So {a} / {b} = {quotient} with remainder {rest}."]
+    return [*steps, f"So {a} / {b} = {quotient}."]
+
+
+def _turn(kind: str, question: str, steps: list[str], result: int, *, worked: bool) -> Turn:
+    answer = steps[-1].removeprefix("So ")
+    text = str(result)
+    return Turn(kind, question, "\n".join(steps), answer, Expect(answer=(text,)), short=text, worked=worked)
+
+
+def _pair(draw: Draw, low: int, high: int, family: str) -> tuple[int, int]:
+    """Two operands; (a, b) and (b, a) are on the same side of the border."""
+    return draw.keyed(
+        family,
+        lambda: (draw.number(low, high), draw.number(low, high)),
+        lambda pair: tuple(sorted(pair)),
+    )
+
+
+def add(draw: Draw) -> Turn:
+    a, b = _pair(draw, 10, 99, "operands")
+    return _turn("add, two digits", draw.phrase(_ADD, a=a, b=b), add_steps(a, b), a + b, worked=False)
+
+
+def subtract(draw: Draw) -> Turn:
+    a, b = _pair(draw, 10, 99, "operands")
+    if draw.chance(0.75):
+        a, b = max(a, b), min(a, b)
+    return _turn("subtract, two digits", draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=False)
+
+
+def small(draw: Draw) -> Turn:
+    """One digit with one or two digits: too few pairs to hold many out."""
+    a, b = draw.keyed("small", lambda: (draw.number(0, 99), draw.number(0, 9)))
+    if draw.chance(0.5):
+        return _turn("small sums", draw.phrase(_ADD, a=a, b=b), add_steps(a, b), a + b, worked=False)
+    a, b = max(a, b), min(a, b)
+    return _turn("small sums", draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=False)
+
+
+def three_digits(draw: Draw) -> Turn:
+    a, b = draw.keyed("operands", lambda: (draw.number(100, 999), draw.number(10, 999)))
+    kind = "add and subtract, three digits"
+    if draw.chance(0.5):
+        return _turn(kind, draw.phrase(_ADD, a=a, b=b), add_steps(a, b), a + b, worked=True)
+    a, b = max(a, b), min(a, b)
+    return _turn(kind, draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=True)
+
+
+def multiply(draw: Draw) -> Turn:
+    def operands() -> tuple[int, int]:
+        return draw.one([(draw.number(2, 12), draw.number(2, 12)), (draw.number(11, 99), draw.number(2, 9))])
+
+    a, b = draw.keyed("product", operands, lambda pair: tuple(sorted(pair)))
+    question = draw.phrase(_MULTIPLY, a=a, b=b)
+    return _turn("multiply", question, multiply_steps(a, b), a * b, worked=a > 12)
+
+
+def divide(draw: Draw) -> Turn:
+    a, b = draw.keyed("quotient", lambda: (draw.number(4, 100), draw.number(2, 9)))
+    if draw.chance(0.5):
+        a -= a % b
+    question = draw.phrase(_DIVIDE, a=a, b=b)
+    turn = _turn("divide", question, divide_steps(a, b), a // b, worked=True)
+    if a % b == 0:
+        return turn
+    result = f"{a // b} with remainder {a % b}"
+    return replace(turn, expect=Expect(answer=(result,)), short=result)
+
+
+def story_sum(draw: Draw) -> Turn:
+    """A sum told as a little story."""
+    a, b = _pair(draw, 2, 99, "operands")
+    name, item = draw.one(NAMES), draw.one(ITEMS)
+    if draw.chance(0.5) or abs(a - b) < 2:  # "1 apples are left" is no English
+        question = draw.phrase(
+            (
+                "{name} has {a} {item} and gets {b} more. How many {item} does {name} have now?",
+                "{name} bought {a} {item} on Monday and {b} {item} on Tuesday. How many {item} is that in all?",
+                "There are {a} {item} in one box and {b} {item} in another. How many {item} are there together?",
+                "{name} finds {a} {item}. Later {name} finds {b} more. How many {item} are there?",
+            ),
+            name=name,
+            item=item,
+            a=a,
+            b=b,
+        )
+        steps, total = add_steps(a, b), a + b
+        intro = "The numbers must be added."
+    else:
+        a, b = max(a, b), min(a, b)
+        question = draw.phrase(
+            (
+                "{name} has {a} {item} and gives away {b}. How many {item} are left?",
+                "There were {a} {item} on the table. {name} took {b} of them. How many {item} are left?",
+                "{name} had {a} {item} and lost {b}. How many {item} does {name} still have?",
+                "A shop has {a} {item} and sells {b} of them. How many {item} remain?",
+            ),
+            name=name,
+            item=item,
+            a=a,
+            b=b,
+        )
+        steps, total = subtract_steps(a, b), a - b
+        intro = "The second number must be taken away."
+    answer = draw.phrase(("{steps} There are {n} {item}.", "{n} {item}.", "The answer is {n} {item}."), **{
+        "steps": steps[-1].removeprefix("So "), "n": total, "item": item,
+    })  # fmt: skip
+    return Turn(
+        "sums in a story", question, "\n".join([intro, *steps]), answer, Expect(answer=(str(total),)), str(total)
+    )
+
+
+def add_many(draw: Draw) -> Turn:
+    """A sum of three or four numbers, one after the other."""
+    numbers = draw.keyed("list sum", lambda: tuple(draw.number(1, 30) for _ in range(draw.number(3, 4))))
+    total, steps = numbers[0], []
+    for number in numbers[1:]:
+        steps.append(f"{total} + {number} = {total + number}.")
+        total += number
+    terms = " + ".join(map(str, numbers))
+    listed = ", ".join(map(str, numbers))
+    question = draw.phrase(
+        ("What is {terms}?", "Add up {listed}.", "What is the sum of {listed}?", "{terms}"), terms=terms, listed=listed
+    )
+    steps.append(f"So {terms} = {total}.")
+    return _turn("sum of a list", question, steps, total, worked=True)
+
+
+def compare(draw: Draw) -> Turn:
+    a, b = draw.keyed("compare", lambda: (draw.number(1, 999), draw.number(1, 999)))
+    if a == b:
+        b += 1
+    larger = draw.chance(0.5)
+    word = draw.one(("larger", "bigger", "greater") if larger else ("smaller", "less"))
+    question = draw.phrase(("Which is {word}, {a} or {b}?", "Which number is {word}: {a} or {b}?"), word=word, a=a, b=b)
+    result = max(a, b) if larger else min(a, b)
+    other = a + b - result
+    if len(str(a)) != len(str(b)):
+        longer = max(a, b)
+        reason = f"{longer} has more digits, so {longer} is larger."
+    else:
+        place = next(i for i, (x, y) in enumerate(zip(str(a), str(b), strict=True)) if x != y)
+        high, low = max(a, b), min(a, b)
+        name = ("first", "second", "third")[place]
+        reason = f"The {name} digit differs: {str(high)[place]} is more than {str(low)[place]}, so {high} is larger."
+    answer = draw.phrase(("{r} is {word} than {o}.", "{r} is {word}."), r=result, word=word, o=other)
+    return Turn("comparisons", question, reason, answer, Expect(answer=(f"{result} is",)), str(result))

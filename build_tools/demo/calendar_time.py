@@ -1,0 +1,144 @@
+"""Days, months, clock times and units, with worked thoughts."""
+
+from __future__ import annotations
+
+from demo.facts import UNITS
+from demo.sample import Draw, Expect, Turn
+
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+)  # fmt: skip
+MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+
+def weekday(draw: Draw) -> Turn:
+    start, step, back = draw.keyed("weekday", lambda: (draw.number(0, 6), draw.number(1, 10), draw.chance(0.3)))
+    sign = -1 if back else 1
+    walk = [DAYS[(start + sign * i) % 7] for i in range(1, step + 1)]
+    result = walk[-1]
+    days = "1 day" if step == 1 else f"{step} days"
+    question = draw.phrase(
+        ("What day is {d} {w} {s}?", "Which day of the week is {d} {w} {s}?", "What weekday comes {d} {w} {s}?"),
+        d=days, w="before" if back else "after", s=DAYS[start],
+    )  # fmt: skip
+    thought = "I count from " + DAYS[start] + ": " + ", ".join(f"{i} {day}" for i, day in enumerate(walk, 1)) + "."
+    answer = draw.phrase(("{d} {w} {s} is {r}.", "It is {r}.", "{r}"), d=days, w="before" if back else "after",
+                         s=DAYS[start], r=result)  # fmt: skip
+    return Turn("weekdays", question, thought, answer, Expect(answer=(result,)), result, worked=True)
+
+
+def month(draw: Draw) -> Turn:
+    start, step, back = draw.keyed("month", lambda: (draw.number(0, 11), draw.number(1, 4), draw.chance(0.3)))
+    sign = -1 if back else 1
+    walk = [MONTHS[(start + sign * i) % 12] for i in range(1, step + 1)]
+    relation = "before" if back else "after"
+    if step == 1:
+        question = draw.phrase(("Which month comes {w} {s}?", "What month is {w} {s}?"), w=relation, s=MONTHS[start])
+    else:
+        question = draw.phrase(("Which month is {n} months {w} {s}?", "What month comes {n} months {w} {s}?"),
+                               n=step, w=relation, s=MONTHS[start])  # fmt: skip
+    thought = f"I count from {MONTHS[start]}: " + ", ".join(f"{i} {m}" for i, m in enumerate(walk, 1)) + "."
+    answer = draw.phrase(("It is {r}.", "{r}", "{r} is the month."), r=walk[-1])
+    return Turn("months", question, thought, answer, Expect(answer=(walk[-1],)), walk[-1])
+
+
+def month_days(draw: Draw) -> Turn:
+    patterns = ("How many days does {m} have?", "How many days are in {m}?", "How long is {m}?", "Number of days in {m}?")
+    place, pattern = draw.keyed("month days", lambda: (draw.number(0, 11), draw.one(patterns)))
+    name, days = MONTHS[place], str(MONTH_DAYS[place])
+    extra = ", and 29 in a leap year" if place == 1 else ""
+    answer = f"{name} has {days} days{extra}."
+    return Turn("months", pattern.format(m=name), answer, answer, Expect(answer=(days,)), days)
+
+
+def leap_year(draw: Draw) -> Turn:
+    year = draw.keyed("year", lambda: draw.number(1801, 2199) if draw.chance(0.9) else draw.one((1900, 2000, 2100)))
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    if year % 4:
+        thought = f"{year // 4 * 4} can be divided by 4, {year} cannot. So {year} is not a leap year."
+    elif year % 100:
+        thought = f"{year} can be divided by 4 and not by 100. So {year} is a leap year."
+    else:
+        rest = "also by 400. So it is" if leap else "not by 400. So it is not"
+        thought = f"{year} can be divided by 100, and {rest} a leap year."
+    question = draw.phrase(("Is {y} a leap year?", "Was {y} a leap year?", "Is the year {y} a leap year?"), y=year)
+    answer = f"Yes, {year} is a leap year." if leap else f"No, {year} is not a leap year."
+    return Turn("leap years", question, thought, answer, Expect(answer=("Yes" if leap else "No",)), answer.split(",")[0])
+
+
+def date_after(draw: Draw) -> Turn:
+    place, day, step = draw.keyed("date", lambda: (draw.number(0, 11), draw.number(1, 28), draw.number(1, 20)))
+    name, days = MONTHS[place], MONTH_DAYS[place]
+    total = day + step
+    steps = [f"{day} + {step} = {total}."]
+    if total > days:
+        following = MONTHS[(place + 1) % 12]
+        steps.append(f"{name} has {days} days, so it is in {following}: {total} - {days} = {total - days}.")
+        result = f"{following} {total - days}"
+    else:
+        steps.append(f"{name} has {days} days, so it is still {name}.")
+        result = f"{name} {total}"
+    plural = "day" if step == 1 else "days"
+    question = draw.phrase(
+        ("What date is {n} {p} after {m} {d}?", "Which date comes {n} {p} after {m} {d}?",
+         "Today is {m} {d}. What is the date in {n} {p}?"), n=step, p=plural, m=name, d=day,
+    ) + (" It is not a leap year." if place == 1 else "")  # fmt: skip
+    answer = draw.phrase(("It is {r}.", "{r}"), r=result)
+    return Turn("dates", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
+
+
+def clock(draw: Draw) -> Turn:
+    hour, minute, step = draw.keyed(
+        "clock", lambda: (draw.number(0, 23), 5 * draw.number(0, 11), 5 * draw.number(1, 18))
+    )
+    total = minute + step
+    steps = [f"{minute} + {step} = {total}."]
+    end_hour, end_minute = hour, total
+    while end_minute >= 60:
+        steps.append(f"{end_minute} is an hour and {end_minute - 60} minutes.")
+        end_minute -= 60
+        end_hour = (end_hour + 1) % 24
+    result = f"{end_hour:02}:{end_minute:02}"
+    question = draw.phrase(
+        ("What time is it {n} minutes after {t}?", "It is {t}. What time will it be in {n} minutes?",
+         "A film starts at {t} and lasts {n} minutes. When does it end?"), n=step, t=f"{hour:02}:{minute:02}",
+    )  # fmt: skip
+    steps.append(f"So it is {result}.")
+    answer = draw.phrase(("It is {r}.", "{r}", "At {r}."), r=result)
+    return Turn("clock times", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
+
+
+def _singular(unit: str) -> str:
+    return "foot" if unit == "feet" else unit.removesuffix("s")
+
+
+def convert(draw: Draw) -> Turn:
+    (large, small, factor), amount, down = draw.keyed(
+        "units", lambda: (draw.one(UNITS), draw.number(2, 60), draw.chance(0.35))
+    )
+    product = amount * factor
+    if down:
+        question = draw.phrase(
+            ("How many {l} are {p} {s}?", "Convert {p} {s} to {l}.", "What is {p} {s} in {l}?"), l=large, s=small, p=product
+        )
+        one = f"1 {_singular(large)} is {factor} {small}."
+        thought = f"{one} {amount} * {factor} = {product}, so {product} / {factor} = {amount}."
+        answer = f"{product} {small} are {amount} {large}."
+        return Turn("unit conversion", question, thought, answer, Expect(answer=(str(amount),)), str(amount), worked=True)
+    question = draw.phrase(
+        ("How many {s} are {a} {l}?", "Convert {a} {l} to {s}.", "What is {a} {l} in {s}?", "{a} {l} in {s}?"),
+        l=large, s=small, a=amount,
+    )  # fmt: skip
+    if factor in (10, 100, 1000):
+        work = f"{factor} has {len(str(factor)) - 1} zeros: {amount} * {factor} = {product}."
+    elif amount > 10 and amount % 10 and factor > 10:
+        tens, ones = amount // 10 * 10, amount % 10
+        parts = f"{tens} * {factor} = {tens * factor}. {ones} * {factor} = {ones * factor}."
+        work = f"{parts} {tens * factor} + {ones * factor} = {product}."
+    else:
+        work = f"{amount} * {factor} = {product}."
+    thought = f"1 {_singular(large)} is {factor} {small}. {work}"
+    answer = draw.phrase(("{a} {l} are {p} {s}.", "{p} {s}."), a=amount, l=large, p=product, s=small)
+    return Turn("unit conversion", question, thought, answer, Expect(answer=(str(product),)), str(product), worked=True)
