@@ -50,10 +50,9 @@ class Bar:
 
 BARS = (
     Bar("protocol well-formed", (), 1.0, protocol=True),
-    Bar("right tool and valid arguments",
-        ("tool calls", "tool calls, made-up functions", "parallel tool calls"), 0.95),
+    Bar("right tool and valid arguments", ("tool calls", "tool calls, made-up functions", "parallel tool calls"), 0.95),
     Bar("two-digit add and subtract", ("add, two digits", "subtract, two digits"), 0.95),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -141,22 +140,30 @@ def table(all_scores: dict[str, dict[str, float | int | None]], results: Sequenc
 
 def _show_wrong(judged: Sequence[Judged], n: int) -> None:
     for item in [j for j in judged if j.wrong or j.protocol][:n]:
-        reply: dict[str, Any] = {"thought": item.reply.reasoning, "answer": item.reply.content, "calls": item.reply.calls}
-        print(f"{item.sample.kind}: {item.protocol or item.wrong}\n  asked: {item.sample.messages[-2]}\n  said: {reply}",
-              file=sys.stderr)  # fmt: skip
+        reply: dict[str, Any] = {
+            "thought": item.reply.reasoning,
+            "answer": item.reply.content,
+            "calls": item.reply.calls,
+        }
+        print(
+            f"{item.sample.kind}: {item.protocol or item.wrong}\n  asked: {item.sample.messages[-2]}\n  said: {reply}",
+            file=sys.stderr,
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measures the demo model on held-out conversations.")
     parser.add_argument("--model", type=Path, default=ROOT / "qwen3app" / "demo_model", help="default: %(default)s")
-    parser.add_argument("--each", type=int, default=20, help="conversations of each recipe (default %(default)s)")
+    parser.add_argument("--each", type=int, default=40, help="conversations of each recipe (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there too")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="show N wrong answers on stderr")
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
     conversations = [sample for kind in held_out(options.each).values() for sample in kind]
-    engine_options = EngineOptions(device="cpu", max_slots=_SLOTS, max_queue=len(conversations), threads=options.threads)
+    engine_options = EngineOptions(
+        device="cpu", max_slots=_SLOTS, max_queue=len(conversations), threads=options.threads
+    )
     try:
         model = LoadedModel.load(options.model, engine_options)
     except AppError as error:

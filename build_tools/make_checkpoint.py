@@ -275,9 +275,7 @@ def config_json(shape: Shape, layout: int, bos: int, eos: int) -> dict[str, Any]
     return dict(sorted(config.items()))
 
 
-def train_tokenizer(
-    texts: Iterable[str], n_ids: int, added: list[AddedToken], *, min_frequency: int = 1
-) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], n_ids: int, added: list[AddedToken], *, min_frequency: int = 1) -> Tokenizer:
     """A byte-level BPE of n_ids with the official splitting rules, trained on the texts, `added` at its end."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

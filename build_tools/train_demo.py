@@ -22,7 +22,9 @@ BEGIN = time.perf_counter()
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Trains the demo model and writes it as a Qwen3 directory.")
     parser.add_argument("--out", required=True, type=Path, help="directory to write; made if missing")
-    parser.add_argument("--seconds", type=float, default=400.0, help="time for all but the export (default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=400.0, help="time for all but the export (default %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=0, help="this many steps instead, whatever time they take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, help="rows of one step (default 64)")
@@ -39,7 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
     from demo.export import write_model
     from demo.model import DemoShape
-    from demo.train import Trainer, TrainOptions, load_tokenizer, write_log
+    from demo.stream import TrainOptions
+    from demo.train import Trainer, load_tokenizer, write_log
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -54,8 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     head["held_out"] = trainer.held_out(tokenizer, 8 if options.small else 40)
     size = write_model(trainer.model, tokenizer, options.out)
     write_log(options.out, head, trainer.log)
-    print(f"{time.perf_counter() - BEGIN:6.1f} s  {head['steps']} steps, {head['tokens'] / 1e6:.0f} M tokens, "
-          f"{size / 1e6:.2f} MB in {options.out}", flush=True)  # fmt: skip
+    print(
+        f"{time.perf_counter() - BEGIN:6.1f} s  {head['steps']} steps, {head['tokens'] / 1e6:.0f} M tokens, "
+        f"{size / 1e6:.2f} MB in {options.out}",
+        flush=True,
+    )
     for kind, scores in head["held_out"].items():
         print(f"  {kind:32} loss {scores['loss']:.3f}  to the letter {scores['exact']:.0%}")
     sys.stdout.flush()

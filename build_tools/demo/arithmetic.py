@@ -136,30 +136,27 @@ def _turn(kind: str, question: str, steps: list[str], result: int, *, worked: bo
     return Turn(kind, question, "\n".join(steps), answer, Expect(answer=(text,)), short=text, worked=worked)
 
 
-def _pair(draw: Draw, low: int, high: int, family: str) -> tuple[int, int]:
-    """Two operands; (a, b) and (b, a) are on the same side of the border."""
-    return draw.keyed(
-        family,
-        lambda: (draw.number(low, high), draw.number(low, high)),
-        lambda pair: tuple(sorted(pair)),
-    )
+def _pair(draw: Draw, first: tuple[int, int], second: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Two operands from two ranges. (a, b) and (b, a) are on the same side of the border, for sums and differences."""
+    second = second or first
+    return draw.keyed("operands", lambda: (draw.number(*first), draw.number(*second)), lambda pair: tuple(sorted(pair)))
 
 
 def add(draw: Draw) -> Turn:
-    a, b = _pair(draw, 10, 99, "operands")
+    a, b = _pair(draw, (10, 99))
     return _turn("add, two digits", draw.phrase(_ADD, a=a, b=b), add_steps(a, b), a + b, worked=False)
 
 
 def subtract(draw: Draw) -> Turn:
-    a, b = _pair(draw, 10, 99, "operands")
+    a, b = _pair(draw, (10, 99))
     if draw.chance(0.75):
         a, b = max(a, b), min(a, b)
     return _turn("subtract, two digits", draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=False)
 
 
 def small(draw: Draw) -> Turn:
-    """One digit with one or two digits: too few pairs to hold many out."""
-    a, b = draw.keyed("small", lambda: (draw.number(0, 99), draw.number(0, 9)))
+    """One digit with one or two digits."""
+    a, b = _pair(draw, (0, 99), (0, 9))
     if draw.chance(0.5):
         return _turn("small sums", draw.phrase(_ADD, a=a, b=b), add_steps(a, b), a + b, worked=False)
     a, b = max(a, b), min(a, b)
@@ -167,7 +164,7 @@ def small(draw: Draw) -> Turn:
 
 
 def three_digits(draw: Draw) -> Turn:
-    a, b = draw.keyed("operands", lambda: (draw.number(100, 999), draw.number(10, 999)))
+    a, b = _pair(draw, (100, 999), (10, 999))
     kind = "add and subtract, three digits"
     if draw.chance(0.5):
         return _turn(kind, draw.phrase(_ADD, a=a, b=b), add_steps(a, b), a + b, worked=True)
@@ -185,9 +182,11 @@ def multiply(draw: Draw) -> Turn:
 
 
 def divide(draw: Draw) -> Turn:
-    a, b = draw.keyed("quotient", lambda: (draw.number(4, 100), draw.number(2, 9)))
-    if draw.chance(0.5):
-        a -= a % b
+    def operands() -> tuple[int, int]:
+        dividend, divisor = draw.number(10, 100), draw.number(2, 9)
+        return dividend - (dividend % divisor if draw.chance(0.5) else 0), divisor
+
+    a, b = draw.keyed("quotient", operands)
     question = draw.phrase(_DIVIDE, a=a, b=b)
     turn = _turn("divide", question, divide_steps(a, b), a // b, worked=True)
     if a % b == 0:
@@ -198,7 +197,7 @@ def divide(draw: Draw) -> Turn:
 
 def story_sum(draw: Draw) -> Turn:
     """A sum told as a little story."""
-    a, b = _pair(draw, 2, 99, "operands")
+    a, b = _pair(draw, (2, 99))
     name, item = draw.one(NAMES), draw.one(ITEMS)
     if draw.chance(0.5) or abs(a - b) < 2:  # "1 apples are left" is no English
         question = draw.phrase(
@@ -231,9 +230,12 @@ def story_sum(draw: Draw) -> Turn:
         )
         steps, total = subtract_steps(a, b), a - b
         intro = "The second number must be taken away."
-    answer = draw.phrase(("{steps} There are {n} {item}.", "{n} {item}.", "The answer is {n} {item}."), **{
-        "steps": steps[-1].removeprefix("So "), "n": total, "item": item,
-    })  # fmt: skip
+    answer = draw.phrase(
+        ("{steps} There are {n} {item}.", "{n} {item}.", "The answer is {n} {item}."),
+        steps=steps[-1].removeprefix("So "),
+        n=total,
+        item=item,
+    )
     return Turn(
         "sums in a story", question, "\n".join([intro, *steps]), answer, Expect(answer=(str(total),)), str(total)
     )
@@ -256,9 +258,7 @@ def add_many(draw: Draw) -> Turn:
 
 
 def compare(draw: Draw) -> Turn:
-    a, b = draw.keyed("compare", lambda: (draw.number(1, 999), draw.number(1, 999)))
-    if a == b:
-        b += 1
+    a, b = draw.keyed("compare", lambda: draw.some(range(1, 1000 if draw.chance(0.5) else 100), 2), sorted)
     larger = draw.chance(0.5)
     word = draw.one(("larger", "bigger", "greater") if larger else ("smaller", "less"))
     question = draw.phrase(("Which is {word}, {a} or {b}?", "Which number is {word}: {a} or {b}?"), word=word, a=a, b=b)

@@ -45,7 +45,12 @@ def month(draw: Draw) -> Turn:
 
 
 def month_days(draw: Draw) -> Turn:
-    patterns = ("How many days does {m} have?", "How many days are in {m}?", "How long is {m}?", "Number of days in {m}?")
+    patterns = (
+        "How many days does {m} have?",
+        "How many days are in {m}?",
+        "How long is {m}?",
+        "Number of days in {m}?",
+    )
     place, pattern = draw.keyed("month days", lambda: (draw.number(0, 11), draw.one(patterns)))
     name, days = MONTHS[place], str(MONTH_DAYS[place])
     extra = ", and 29 in a leap year" if place == 1 else ""
@@ -65,7 +70,9 @@ def leap_year(draw: Draw) -> Turn:
         thought = f"{year} can be divided by 100, and {rest} a leap year."
     question = draw.phrase(("Is {y} a leap year?", "Was {y} a leap year?", "Is the year {y} a leap year?"), y=year)
     answer = f"Yes, {year} is a leap year." if leap else f"No, {year} is not a leap year."
-    return Turn("leap years", question, thought, answer, Expect(answer=("Yes" if leap else "No",)), answer.split(",")[0])
+    return Turn(
+        "leap years", question, thought, answer, Expect(answer=("Yes" if leap else "No",)), answer.split(",")[0]
+    )
 
 
 def date_after(draw: Draw) -> Turn:
@@ -121,12 +128,17 @@ def convert(draw: Draw) -> Turn:
     product = amount * factor
     if down:
         question = draw.phrase(
-            ("How many {l} are {p} {s}?", "Convert {p} {s} to {l}.", "What is {p} {s} in {l}?"), l=large, s=small, p=product
+            ("How many {l} are {p} {s}?", "Convert {p} {s} to {l}.", "What is {p} {s} in {l}?"),
+            l=large,
+            s=small,
+            p=product,
         )
         one = f"1 {_singular(large)} is {factor} {small}."
         thought = f"{one} {amount} * {factor} = {product}, so {product} / {factor} = {amount}."
         answer = f"{product} {small} are {amount} {large}."
-        return Turn("unit conversion", question, thought, answer, Expect(answer=(str(amount),)), str(amount), worked=True)
+        return Turn(
+            "unit conversion", question, thought, answer, Expect(answer=(str(amount),)), str(amount), worked=True
+        )
     question = draw.phrase(
         ("How many {s} are {a} {l}?", "Convert {a} {l} to {s}.", "What is {a} {l} in {s}?", "{a} {l} in {s}?"),
         l=large, s=small, a=amount,

@@ -76,7 +76,7 @@ def _holds(text: str, answer: str) -> bool:
 
 def _calls_fault(sample: Sample, expect: Expect, reply: Reply) -> str | None:
     """Names and arguments must be those expected, and fit the schema."""
-    import jsonschema
+    import jsonschema  # type: ignore[import-untyped]
 
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in sample.tools or []}
     found = []

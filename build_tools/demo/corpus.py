@@ -3,8 +3,10 @@
 Owns: how often each recipe is drawn, system prompts and earlier turns around a question, the loss weights, packing.
 Everything is a function of the seed and a number: shard i of seed s is the same on every machine.
 
-What is learnt: the last message of the assistant with weight 1, as it is generated: behind the prompt that the official
-template writes, tokenized apart from it. The rest of the prompt has a small weight, for its English; the first token of
+What is learnt: the last message of the assistant with weight 1,
+ as it is generated: behind the prompt that the official
+template writes, tokenized apart from it. The rest of the prompt has a small weight,
+ for its English; the first token of
 earlier answers has none, since the template leaves their thoughts out and the model must not learn to do so.
 """
 
@@ -26,6 +28,7 @@ from tokenizers import Tokenizer
 from demo import arithmetic, calendar_time, dialogues, knowledge, stories, talk, tools, words
 from demo.dialogues import Message, assistant, system, user
 from demo.sample import Draw, Sample, Split, Turn
+from demo.tokenizer import token_id
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "qwen3app" / "text" / "qwen3_chat_template.jinja"
 WEIGHT_UNIT = 20  # weights are stored in twentieths
@@ -42,17 +45,21 @@ TURNS: tuple[tuple[float, TurnRecipe], ...] = (
     (3, arithmetic.multiply), (2, arithmetic.divide), (3, arithmetic.story_sum), (2, arithmetic.add_many),
     (2, arithmetic.compare),
     (3, words.spell), (3, words.count_letter), (2, words.word_length), (2, words.reverse), (1, words.end_letter),
-    (3, words.sort_numbers), (2, words.sort_words), (2, words.extreme), (2, words.count_items), (2, words.pick_from_list),
+    (3, words.sort_numbers), (2, words.sort_words), (2, words.extreme), (2, words.count_items), (2,
+     words.pick_from_list),
     (2, words.grammar), (3, words.repeat),
-    (2, calendar_time.weekday), (1.5, calendar_time.month), (0.5, calendar_time.month_days), (0.7, calendar_time.leap_year),
+    (2, calendar_time.weekday), (1.5, calendar_time.month), (0.5, calendar_time.month_days), (0.7,
+     calendar_time.leap_year),
     (2, calendar_time.date_after), (2, calendar_time.clock), (3, calendar_time.convert),
     (2.5, knowledge.capital), (1.5, knowledge.country_of), (1, knowledge.continent), (1.5, knowledge.small_fact),
-    (9, knowledge.define), (1, knowledge.define_unknown), (3, knowledge.unknown),
+    (9, knowledge.define), (1, knowledge.define_unknown), (5, knowledge.unknown),
     (6, talk.small_talk), (3, talk.project), (3, stories.story),
 )  # fmt: skip
 SAMPLES: tuple[tuple[float, SampleRecipe], ...] = (
-    (3, dialogues.remember), (3, dialogues.read_text), (2, dialogues.shop), (4, dialogues.wish), (4, dialogues.json_answer),
-    (14, tools.one_call), (8, tools.made_up_call), (5, tools.parallel_calls), (4, tools.no_call), (1.5, tools.missing_function),
+    (3, dialogues.remember), (3, dialogues.read_text), (2, dialogues.shop), (4, dialogues.wish), (4,
+     dialogues.json_answer),
+    (14, tools.one_call), (8, tools.made_up_call), (5, tools.parallel_calls), (4, tools.no_call), (1.5,
+     tools.missing_function),
 )  # fmt: skip
 
 
@@ -152,7 +159,7 @@ class Encoder:
     tokenizer: Tokenizer
 
     def __post_init__(self) -> None:
-        self.end = self.tokenizer.token_to_id("<|endoftext|>")
+        self.end = token_id(self.tokenizer, "<|endoftext|>")
         self.opening = self._ids(_OPENING)
 
     def _ids(self, text: str) -> list[int]:

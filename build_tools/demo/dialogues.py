@@ -37,21 +37,43 @@ def system(text: str) -> Message:
 
 # what the user tells ({v}), what is asked later, the answer, the draw of v
 _MEMORIES: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Callable[[Draw], str]], ...] = (
-    (("My name is {v}.", "I am {v}.", "I'm {v}.", "Hello, my name is {v}.", "You can call me {v}."),
-     ("What is my name?", "Do you remember my name?", "Who am I?", "What am I called?"),
-     "Your name is {v}.", lambda draw: draw.one(NAMES) if draw.chance(0.7) else first_upper(made_up_word(draw))),
-    (("I live in {v}.", "My home is {v}.", "I am from {v}."),
-     ("Where do I live?", "Which city do I live in?", "Where am I from?"), "You live in {v}.", lambda d: d.one(CITIES)),
-    (("My favourite colour is {v}.", "I like the colour {v} best."),
-     ("What is my favourite colour?", "Which colour do I like?"), "Your favourite colour is {v}.", lambda d: d.one(COLOURS)),
-    (("I have a {v} at home.", "My pet is a {v}.", "I own a {v}."), ("What pet do I have?", "Which animal do I have?"),
-     "You have a {v}.", lambda draw: draw.one([a for a in ANIMALS if a[0] not in "aeiou"])),
-    (("My lucky number is {v}.", "Remember the number {v}.", "The secret number is {v}."),
-     ("What was the number?", "Which number did I tell you?", "What is the number?"), "The number is {v}.",
-     lambda draw: str(draw.number(1, 9999))),
-    (("The password is {v}.", "Please remember the word {v}.", "The magic word is {v}."),
-     ("What was the word?", "Which word did I tell you?", "What is the word?"), 'The word is "{v}".', made_up_word),
-)  # fmt: skip
+    (
+        ("My name is {v}.", "I am {v}.", "I'm {v}.", "Hello, my name is {v}.", "You can call me {v}."),
+        ("What is my name?", "Do you remember my name?", "Who am I?", "What am I called?"),
+        "Your name is {v}.",
+        lambda draw: draw.one(NAMES) if draw.chance(0.7) else first_upper(made_up_word(draw)),
+    ),
+    (
+        ("I live in {v}.", "My home is {v}.", "I am from {v}."),
+        ("Where do I live?", "Which city do I live in?", "Where am I from?"),
+        "You live in {v}.",
+        lambda d: d.one(CITIES),
+    ),
+    (
+        ("My favourite colour is {v}.", "I like the colour {v} best."),
+        ("What is my favourite colour?", "Which colour do I like?"),
+        "Your favourite colour is {v}.",
+        lambda d: d.one(COLOURS),
+    ),
+    (
+        ("I have a {v} at home.", "My pet is a {v}.", "I own a {v}."),
+        ("What pet do I have?", "Which animal do I have?"),
+        "You have a {v}.",
+        lambda draw: draw.one([a for a in ANIMALS if a[0] not in "aeiou"]),
+    ),
+    (
+        ("My lucky number is {v}.", "Remember the number {v}.", "The secret number is {v}."),
+        ("What was the number?", "Which number did I tell you?", "What is the number?"),
+        "The number is {v}.",
+        lambda draw: str(draw.number(1, 9999)),
+    ),
+    (
+        ("The password is {v}.", "Please remember the word {v}.", "The magic word is {v}."),
+        ("What was the word?", "Which word did I tell you?", "What is the word?"),
+        'The word is "{v}".',
+        made_up_word,
+    ),
+)
 _NOTED = ("I will remember that.", "Thank you, I will remember it.", "Good to know!", "All right, noted.")
 
 
@@ -80,7 +102,8 @@ def read_text(draw: Draw) -> Sample:
     def facts() -> tuple[tuple[str, str, str, int, str], ...]:
         names = draw.some(NAMES, 3)
         return tuple(
-            (n, draw.one(COLOURS), draw.one(THINGS), draw.number(5, 90), draw.one(CITIES)) for n in names[: draw.number(2, 3)]
+            (n, draw.one(COLOURS), draw.one(THINGS), draw.number(5, 90), draw.one(CITIES))
+            for n in names[: draw.number(2, 3)]
         )
 
     people = draw.keyed("reading", facts)
@@ -94,14 +117,20 @@ def read_text(draw: Draw) -> Sample:
     name, colour, thing, age, city = draw.one(people)
     question, answer, short = draw.one(
         (
-            ((f"What does {name} have?", f"{name} has a {colour} {thing}.", f"{colour} {thing}"),
-             (f"What colour is the {thing} of {name}?", f"The {thing} of {name} is {colour}.", colour)),
-            ((f"How old is {name}?", f"{name} is {age} years old.", str(age)),
-             (f"Where does {name} live?", f"{name} lives in {city}.", city)),
-            ((f"Where did {name} go?", f"{name} went to {city}.", city),
-             (f"What did {name} buy?", f"{name} bought a {thing}.", thing)),
+            (
+                (f"What does {name} have?", f"{name} has a {colour} {thing}.", f"{colour} {thing}"),
+                (f"What colour is the {thing} of {name}?", f"The {thing} of {name} is {colour}.", colour),
+            ),
+            (
+                (f"How old is {name}?", f"{name} is {age} years old.", str(age)),
+                (f"Where does {name} live?", f"{name} lives in {city}.", city),
+            ),
+            (
+                (f"Where did {name} go?", f"{name} went to {city}.", city),
+                (f"What did {name} buy?", f"{name} bought a {thing}.", thing),
+            ),
         )[kind]
-    )  # fmt: skip
+    )
     thinking = draw.chance(0.5)
     separator = draw.one((" ", "\n", "\n\n"))
     if draw.chance(0.3):
@@ -122,10 +151,19 @@ def shop(draw: Draw) -> Sample:
     goods = draw.some(ITEMS, 3)
     price, city = draw.number(2, 99), draw.one(CITIES)
     prompt = draw.phrase(
-        ("You are the assistant of the shop {n} in {c}. It is open from {o}:00 to {z}:00. It sells {g}. {first} cost {p} "
-         "euros.", "You work for {n}, a shop in {c}. Opening hours: {o}:00 to {z}:00. Goods: {g}. {first} cost {p} euros."),
-        n=name, c=city, o=opens, z=closes, g=join_words(goods), p=price, first=first_upper(goods[0]),
-    )  # fmt: skip
+        (
+            "You are the assistant of the shop {n} in {c}. It is open from {o}:00 to {z}:00. It sells {g}. "
+            "{first} cost {p} euros.",
+            "You work for {n}, a shop in {c}. Opening hours: {o}:00 to {z}:00. Goods: {g}. {first} cost {p} euros.",
+        ),
+        n=name,
+        c=city,
+        o=opens,
+        z=closes,
+        g=join_words(goods),
+        p=price,
+        first=first_upper(goods[0]),
+    )
     question, answer, short = draw.one(
         (
             ("When do you open?", f"We open at {opens}:00.", f"{opens}:00"),
@@ -144,8 +182,17 @@ def shop(draw: Draw) -> Sample:
 
 # ---- wishes
 
-_SHORT = (arithmetic.add, arithmetic.subtract, arithmetic.small, arithmetic.compare, knowledge.capital, calendar_time.month,
-          words.end_letter, words.grammar, knowledge.small_fact)  # fmt: skip
+_SHORT = (
+    arithmetic.add,
+    arithmetic.subtract,
+    arithmetic.small,
+    arithmetic.compare,
+    knowledge.capital,
+    calendar_time.month,
+    words.end_letter,
+    words.grammar,
+    knowledge.small_fact,
+)
 _ANY = (*_SHORT, talk.small_talk, talk.project, knowledge.unknown)
 
 
@@ -156,8 +203,14 @@ def wish(draw: Draw) -> Sample:
     turn: Turn
     if kind == 0:
         turn = draw.one(_SHORT)(draw)
-        prompt = draw.one(("Answer with the result only.", "Give only the answer, no other words.", "Answer as briefly as "
-                           "possible, without a sentence.", "Only write the answer itself."))  # fmt: skip
+        prompt = draw.one(
+            (
+                "Answer with the result only.",
+                "Give only the answer, no other words.",
+                "Answer as briefly as possible, without a sentence.",
+                "Only write the answer itself.",
+            )
+        )
         answer = turn.short or turn.answer
         expect = Expect(exact=answer)
     else:
@@ -165,12 +218,15 @@ def wish(draw: Draw) -> Sample:
         word = draw.keyed("wish", lambda: first_upper(made_up_word(draw)) if draw.chance(0.6) else draw.one(NAMES))
         plain = draw.one(turn.expect.answer) if turn.kind in ("small talk", "the project") else turn.answer
         if kind == 1:
-            prompt = draw.one(("Write everything in capital letters.", "Answer in upper case.", "USE CAPITAL LETTERS ONLY."))
+            prompt = draw.one(
+                ("Write everything in capital letters.", "Answer in upper case.", "USE CAPITAL LETTERS ONLY.")
+            )
             answer = plain.upper()
             expect = Expect(answer=tuple(a.upper() for a in turn.expect.answer))
         elif kind == 2:
-            prompt = draw.phrase(('End every answer with "{w}".', "Your last word is always {w}.", 'Always finish with "{w}".'),
-                                 w=word)  # fmt: skip
+            prompt = draw.phrase(
+                ('End every answer with "{w}".', "Your last word is always {w}.", 'Always finish with "{w}".'), w=word
+            )
             answer = f"{plain} {word}"
             expect = Expect(answer=(word,))
         elif kind == 3:
@@ -178,16 +234,25 @@ def wish(draw: Draw) -> Sample:
             answer = f"{word}: {plain}"
             expect = Expect(answer=(f"{word}:",))
         elif kind == 4:
-            prompt = draw.phrase(("The user is called {w}. Address the user by name.", "Call the user {w} in every answer."),
-                                 w=word)  # fmt: skip
+            prompt = draw.phrase(
+                ("The user is called {w}. Address the user by name.", "Call the user {w} in every answer."), w=word
+            )
             answer = f"{word}, {plain[0].lower() + plain[1:] if plain[:2] not in ('I ', 'I’') else plain}"
             expect = Expect(answer=(word,))
         else:
             job = draw.one(("assistant", "teacher", "robot", "guide", "butler", "librarian"))
-            prompt = draw.phrase(("Your name is {w}. You are a {j}.", "You are {w}, a helpful {j}.", "You are a {j} named {w}."),
-                                 w=word, j=job)  # fmt: skip
-            question, answer = draw.one((("Who are you?", f"I am {word}, your {job}."), ("What is your name?",
-                                         f"My name is {word}."), ("Introduce yourself.", f"I am {word}, your {job}.")))  # fmt: skip
+            prompt = draw.phrase(
+                ("Your name is {w}. You are a {j}.", "You are {w}, a helpful {j}.", "You are a {j} named {w}."),
+                w=word,
+                j=job,
+            )
+            question, answer = draw.one(
+                (
+                    ("Who are you?", f"I am {word}, your {job}."),
+                    ("What is your name?", f"My name is {word}."),
+                    ("Introduce yourself.", f"I am {word}, your {job}."),
+                )
+            )
             turn = Turn("wish", question, f"The system prompt says that I am {word}.", answer)
             expect = Expect(answer=(word,))
     thought = f"{turn.thought}\nI follow the system prompt: {prompt}"
@@ -223,10 +288,13 @@ def _fields(draw: Draw) -> tuple[dict[str, Any], dict[str, str], str]:
             (person, f"My friend {name} from {city} turned {age} last week."),
             (offer, f"The {colour} {thing} costs {price} euros."),
             (offer, f"We sell a {thing} in {colour} for {price} euros."),
-            (order, f"{name} orders {join_words(list(order.values())[1])}"  # type: ignore[arg-type]
-             f"{', and it is urgent' if list(order.values())[2] else ', and there is no hurry'}."),
+            (
+                order,
+                f"{name} orders {join_words(list(order.values())[1])}"  # type: ignore[arg-type]
+                f"{', and it is urgent' if list(order.values())[2] else ', and there is no hurry'}.",
+            ),
         )
-    )  # fmt: skip
+    )
     keys = list(made)
     if draw.chance(0.4):
         draw.rng.shuffle(keys)
@@ -244,11 +312,24 @@ def json_answer(draw: Draw) -> Sample:
             for key, kind in types.items()
         }
         schema = json.dumps({"type": "object", "properties": properties, "required": list(types)})
-        wish_text = draw.phrase(("Answer in JSON with this schema: {s}", "Follow this JSON schema: {s}",
-                                 "Give JSON that fits the schema {s}"), s=schema)  # fmt: skip
+        wish_text = draw.phrase(
+            (
+                "Answer in JSON with this schema: {s}",
+                "Follow this JSON schema: {s}",
+                "Give JSON that fits the schema {s}",
+            ),
+            s=schema,
+        )
     else:
-        wish_text = draw.phrase(("Give the {k} as JSON.", "Answer as a JSON object with the keys {k}.", "Write JSON with {k}.",
-                                 "Extract {k} in JSON."), k=keys)  # fmt: skip
+        wish_text = draw.phrase(
+            (
+                "Give the {k} as JSON.",
+                "Answer as a JSON object with the keys {k}.",
+                "Write JSON with {k}.",
+                "Extract {k} in JSON.",
+            ),
+            k=keys,
+        )
     thinking = draw.chance(0.4)
     question = draw.phrase(("{w}\n{t}", "{t}\n{w}", "{t} {w}", "{w} Text: {t}"), w=wish_text, t=text)
     messages = [user(question)] if draw.chance(0.7) else [system(wish_text), user(text)]

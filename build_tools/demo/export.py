@@ -1,4 +1,4 @@
-"""Writes a trained model as a published Qwen3 directory: safetensors in bfloat16, config.json, generation_config.json."""
+"""Writes a trained model as a published Qwen3 directory: weights in bfloat16, configs, tokenizer, chat template."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from make_checkpoint import config_json
 from make_checkpoint import Shape as FileShape
+from make_checkpoint import config_json
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from demo.model import DemoModel
-from demo.tokenizer import write_tokenizer
+from demo.tokenizer import token_id, write_tokenizer
 
 # Greedy by default: so small a model is more often right with its first choice.
 GENERATION: dict[str, Any] = {"do_sample": False}
@@ -28,8 +28,10 @@ def write_model(model: DemoModel, tokenizer: Tokenizer, out: Path) -> int:
     }
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     shape = model.shape
-    file_shape = FileShape(shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, True, shape.vocab)
-    end, turn_end = tokenizer.token_to_id("<|endoftext|>"), tokenizer.token_to_id("<|im_end|>")
+    file_shape = FileShape(
+        shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, True, shape.vocab
+    )
+    end, turn_end = token_id(tokenizer, "<|endoftext|>"), token_id(tokenizer, "<|im_end|>")
     config = config_json(file_shape, 4, end, turn_end)
     config |= {
         "max_position_embeddings": shape.context,

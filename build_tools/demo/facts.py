@@ -1,35 +1,52 @@
-"""The tables that recipes draw from: names, things, places, units, words. No code."""
+"""The tables that recipes draw from: names, things, places, units, words. No code but what reads them."""
 
 from __future__ import annotations
 
-NAMES = (
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """a/b c/d: two words each."""
+    halves = [pair.split("/") for pair in text.split()]
+    return tuple((first, second) for first, second in halves)
+
+
+def _rows(text: str) -> tuple[tuple[str, str, str], ...]:
+    """Lines of three fields."""
+    fields = [line.split("|") for line in text.strip().split("\n")]
+    return tuple((first, second, third) for first, second, third in fields)
+
+
+NAMES = _words(
     "Anna Ben Carla David Emma Felix Grace Hugo Ida Jonas Kate Leo Mia Nora Oscar Paula Quinn Rosa Sam Tom Una Victor "
     "Wendy Xavier Yara Zoe Alice Bob Clara Daniel Eva Frank Greta Hans Irene Jack Laura Max Nina Otto Peter Ruth Simon "
     "Tina Ursula Vera Walter Lucy Mark Olga Paul Rita Sara Theo Amir Leila Kenji Yuki Mei Chen Raj Priya Omar Fatima "
     "Ivan Tara Luis Sofia Diego Elena Marco Giulia Lars Ingrid Noah Liam Olivia Henry Arthur Martha Edith Bruno"
-).split()
+)
 
-ITEMS = (
+ITEMS = _words(
     "apples pears plums oranges lemons bananas cherries eggs books pens pencils stamps coins marbles shells stones "
     "buttons cards balls toys cups plates spoons keys letters postcards flowers roses tulips candles cookies muffins "
     "tickets stickers beads nails screws bricks boxes bottles socks hats chairs lamps carrots onions potatoes tomatoes"
-).split()
+)
 
-ANIMALS = (
+ANIMALS = _words(
     "fox cat dog bear mouse owl rabbit hedgehog otter squirrel badger frog turtle duck goose horse donkey goat sheep "
     "cow wolf deer beaver crow sparrow robin penguin seal whale dolphin snail spider bee ant butterfly elephant lion "
     "tiger monkey giraffe zebra camel parrot swan mole lizard"
-).split()
+)
 
-THINGS = (
+THINGS = _words(
     "lantern key map ladder drum mirror basket kite boat clock bell coat umbrella candle book box stone rope shovel "
     "bucket whistle violin lamp letter coin crown ring hat bridge wheel bicycle telescope compass blanket pillow chair "
     "table teapot spoon"
-).split()
+)
 
-COLOURS = "red blue green yellow black white brown grey orange purple pink golden silver".split()
+COLOURS = _words("red blue green yellow black white brown grey orange purple pink golden silver")
 
-WORDS = (
+WORDS = _words(
     "strawberry banana window garden kitchen morning evening butter pepper letter summer winter yellow purple bottle "
     "pencil rabbit turtle monkey dragon castle forest island desert mountain valley river ocean harbour village city "
     "street bridge station market school teacher doctor farmer sailor painter writer singer dancer baker driver hunter "
@@ -44,20 +61,18 @@ WORDS = (
     "elephant giraffe kangaroo penguin dolphin octopus lobster spider butterfly beetle mosquito hedgehog squirrel "
     "buffalo leopard panther hamster lizard crocodile parrot pigeon sparrow eagle falcon feather "
     "committee necessary accommodation successful parallel assessment mississippi bookkeeper happiness wilderness"
-).split()
+)
 
-CITIES = (
+CITIES = _words(
     "Paris London Berlin Rome Madrid Lisbon Vienna Prague Warsaw Dublin Oslo Stockholm Helsinki Athens Cairo Nairobi "
     "Lagos Tokyo Osaka Kyoto Seoul Beijing Shanghai Mumbai Delhi Sydney Melbourne Toronto Montreal Chicago Boston "
     "Seattle Denver Dallas Miami Lima Bogota Santiago Hamburg Munich Cologne Milan Naples Turin Porto Seville Valencia "
     "Lyon Nice Bordeaux Geneva Zurich Basel Krakow Bergen Malmo Turku Riga Vilnius Tallinn Sofia Belgrade Zagreb Split "
-    "Istanbul Ankara Dubai Doha Tunis Dakar Accra Hanoi Manila Jakarta Bangkok Auckland Perth Glasgow Leeds Bristol York"
-).split()
+    "Istanbul Ankara Dubai Doha Tunis Dakar Accra Hanoi Manila Jakarta Bangkok Auckland Perth Glasgow Leeds York"
+)
 
 # country | capital | continent
-COUNTRIES = tuple(
-    (row.split("|")[0], row.split("|")[1], row.split("|")[2])
-    for row in """\
+COUNTRIES = _rows("""\
 France|Paris|Europe
 Germany|Berlin|Europe
 Italy|Rome|Europe
@@ -138,46 +153,35 @@ Paraguay|Asuncion|South America
 Venezuela|Caracas|South America
 Australia|Canberra|Oceania
 New Zealand|Wellington|Oceania
-Fiji|Suva|Oceania""".split("\n")
+Fiji|Suva|Oceania
+""")
+
+OPPOSITES = _pairs(
+    "hot/cold big/small long/short high/low fast/slow old/new young/old happy/sad light/dark heavy/light wet/dry "
+    "full/empty open/closed rich/poor early/late strong/weak loud/quiet clean/dirty hard/soft deep/shallow "
+    "wide/narrow thick/thin near/far up/down left/right in/out on/off yes/no day/night good/bad right/wrong "
+    "true/false first/last begin/end buy/sell give/take push/pull win/lose love/hate remember/forget laugh/cry "
+    "arrive/leave float/sink top/bottom inside/outside before/after always/never sweet/sour sharp/blunt safe/dangerous "
+    "brave/cowardly polite/rude cheap/expensive simple/complicated smooth/rough tall/short"
 )
 
-OPPOSITES = tuple(
-    (pair.split("/")[0], pair.split("/")[1])
-    for pair in (
-        "hot/cold big/small long/short high/low fast/slow old/new young/old happy/sad light/dark heavy/light wet/dry "
-        "full/empty open/closed rich/poor early/late strong/weak loud/quiet clean/dirty hard/soft deep/shallow "
-        "wide/narrow thick/thin near/far up/down left/right in/out on/off yes/no day/night good/bad right/wrong "
-        "true/false first/last begin/end buy/sell give/take push/pull win/lose love/hate remember/forget laugh/cry "
-        "arrive/leave float/sink top/bottom inside/outside before/after always/never sweet/sour sharp/blunt safe/dangerous "
-        "brave/cowardly polite/rude cheap/expensive simple/complicated smooth/rough tall/short"
-    ).split()
+PLURALS = _pairs(
+    "child/children mouse/mice goose/geese foot/feet tooth/teeth man/men woman/women ox/oxen sheep/sheep fish/fish "
+    "leaf/leaves knife/knives wolf/wolves half/halves loaf/loaves city/cities baby/babies berry/berries "
+    "country/countries box/boxes bus/buses glass/glasses dish/dishes church/churches tomato/tomatoes "
+    "potato/potatoes hero/heroes cat/cats dog/dogs book/books house/houses tree/trees river/rivers day/days key/keys"
 )
 
-PLURALS = tuple(
-    (pair.split("/")[0], pair.split("/")[1])
-    for pair in (
-        "child/children mouse/mice goose/geese foot/feet tooth/teeth man/men woman/women ox/oxen sheep/sheep fish/fish "
-        "leaf/leaves knife/knives wolf/wolves half/halves loaf/loaves city/cities baby/babies berry/berries "
-        "country/countries box/boxes bus/buses glass/glasses dish/dishes church/churches tomato/tomatoes "
-        "potato/potatoes hero/heroes cat/cats dog/dogs book/books house/houses tree/trees river/rivers day/days key/keys"
-    ).split()
-)
-
-PASTS = tuple(
-    (pair.split("/")[0], pair.split("/")[1])
-    for pair in (
-        "go/went see/saw eat/ate drink/drank run/ran swim/swam sing/sang write/wrote read/read speak/spoke take/took "
-        "give/gave come/came find/found buy/bought think/thought bring/brought catch/caught teach/taught know/knew "
-        "grow/grew fly/flew draw/drew begin/began break/broke choose/chose drive/drove fall/fell feel/felt hold/held "
-        "keep/kept leave/left lose/lost make/made meet/met pay/paid say/said sell/sold send/sent sit/sat sleep/slept "
-        "stand/stood tell/told win/won walk/walked play/played help/helped open/opened carry/carried stop/stopped"
-    ).split()
+PASTS = _pairs(
+    "go/went see/saw eat/ate drink/drank run/ran swim/swam sing/sang write/wrote read/read speak/spoke take/took "
+    "give/gave come/came find/found buy/bought think/thought bring/brought catch/caught teach/taught know/knew "
+    "grow/grew fly/flew draw/drew begin/began break/broke choose/chose drive/drove fall/fell feel/felt hold/held "
+    "keep/kept leave/left lose/lost make/made meet/met pay/paid say/said sell/sold send/sent sit/sat sleep/slept "
+    "stand/stood tell/told win/won walk/walked play/played help/helped open/opened carry/carried stop/stopped"
 )
 
 # question | answer | the answer in one word or number
-SMALL_FACTS = tuple(
-    (row.split("|")[0], row.split("|")[1], row.split("|")[2])
-    for row in """\
+SMALL_FACTS = _rows("""\
 What colour is the sky on a clear day?|The sky is blue on a clear day.|blue
 What colour is grass?|Grass is green.|green
 What colour is snow?|Snow is white.|white
@@ -223,8 +227,8 @@ What gas do we need to breathe?|We need oxygen.|oxygen
 What is H2O?|H2O is water.|water
 What is the nearest star to the Earth?|The sun is the nearest star to the Earth.|sun
 What season comes after winter?|Spring comes after winter.|spring
-What season comes after summer?|Autumn comes after summer.|autumn""".split("\n")
-)
+What season comes after summer?|Autumn comes after summer.|autumn
+""")
 
 # from | to | factor | family of worked steps
 UNITS = (
@@ -246,8 +250,23 @@ UNITS = (
     ("dozens", "pieces", 12),
 )
 
-SYLLABLES = (
+# Of functions that are made up.
+VERBS = _words(
+    "archive rotate inspect label paint transpose launch clean measure rename clone scan repair rent print cut "
+    "polish wrap deliver stamp freeze unlock pause resume merge tag weigh dry press sort_out water pack ship test"
+)
+
+NOUNS = _words(
+    "song parcel robot camera engine garden report ticket invoice picture sculpture vehicle machine sensor window "
+    "door blanket document recording container shipment sample battery antenna fountain curtain record poster "
+    "shelf tank"
+)
+
+# Of heroes in stories.
+TRAITS = _words("small old young brave shy curious clever friendly lonely cheerful tired patient quiet hungry")
+
+SYLLABLES = _words(
     "ba be bi bo bu da de di do du fa fe fi fo ga ge go ha he hi ho ja jo ka ke ki ko ku la le li lo lu ma me mi mo mu "
     "na ne ni no nu pa pe pi po pu ra re ri ro ru sa se si so su ta te ti to tu va ve vi vo wa we wi wo ya yo za ze zo "
     "bra cle dri flo gra kle plo pri sta ste tri tra blu cro sho thi whe ing er en al or st nd sk mp rn th"
-).split()
+)

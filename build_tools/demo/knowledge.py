@@ -59,18 +59,24 @@ def continent(draw: Draw) -> Turn:
         return Turn("continents", pattern.format(c=country), fact, fact, Expect(answer=(land,)), land)
     asked = land if draw.chance(0.5) else draw.one(COUNTRIES)[2]
     word = "Yes" if asked == land else "No"
-    return Turn("continents", pattern.format(c=country, k=asked), fact, f"{word}, {country} is in {land}.",
-                Expect(answer=(word,)), word)  # fmt: skip
+    return Turn(
+        "continents",
+        pattern.format(c=country, k=asked),
+        fact,
+        f"{word}, {country} is in {land}.",
+        Expect(answer=(word,)),
+        word,
+    )
 
 
 def small_fact(draw: Draw) -> Turn:
     def ask() -> tuple[int, str]:
         return draw.number(0, len(SMALL_FACTS) - 1), draw.one(("{q}", "{l}", "Tell me: {l}", "Do you know this? {q}"))
 
-    place, pattern = draw.keyed("fact", ask)
+    place, pattern = draw.keyed("fact", ask, lambda made: (made[0], made[1].replace("{q}", "{l}")))
     question, answer, short = SMALL_FACTS[place]
     text = pattern.format(q=question, l=question[0].lower() + question[1:] if "H2O" not in question else question)
-    return Turn("small facts", text, answer, answer, Expect(answer=(short,)), short)
+    return Turn("small facts", text, answer, answer, Expect(answer=(short, first_upper(short))), short)
 
 
 @cache
@@ -78,6 +84,11 @@ def definitions() -> tuple[tuple[str, str, str], ...]:
     """(part of speech, word, definition)."""
     rows = DEFINITIONS.read_text(encoding="utf-8").splitlines()
     return tuple((row.split("\t")[0], row.split("\t")[1], row.split("\t")[2]) for row in rows)
+
+
+@cache
+def words_of(part: str) -> tuple[tuple[str, str, str], ...]:
+    return tuple(row for row in definitions() if row[0] == part)
 
 
 _DEFINE = (
@@ -153,6 +164,41 @@ _UNKNOWN = (
     "Draw me a {animal}.",
     "Play some music.",
     "Book me a flight to {city}.",
+    "Write a poem about the {noun}.",
+    "Write an essay about {noun} and {noun2}.",
+    "Write a letter to {name} about the {noun}.",
+    "Write code for a {noun}.",
+    "Give me a recipe with {noun}.",
+    "Recommend a book about {noun}.",
+    "Help me with my homework about the {noun}.",
+    "What do you think about {noun}?",
+    "Why is a {noun} {adjective}?",
+    "Is a {noun} {adjective}?",
+    "How can I {verb} a {noun}?",
+    "How do people {verb}?",
+    "Why do people {verb} a {noun}?",
+    "What happens when a {noun} meets a {noun2}?",
+    "Can a {noun} {verb}?",
+    "Which is better, a {noun} or a {noun2}?",
+    "Who made the first {noun}?",
+    "When was the {noun} invented?",
+    "Where can I buy a {adjective} {noun}?",
+    "Compare a {noun} with a {noun2}.",
+    "Explain how to {verb} a {adjective} {noun}.",
+    "Tell me everything about the {noun}.",
+    "What is the difference between a {noun} and a {noun2}?",
+    "Who is the most {adjective} person in the world?",
+    "What is {year} to the power of {year}?",
+    "What is the plan for {noun} in {country}?",
+    "Who was the king of {country} in {year}?",
+    "What is artificial intelligence good for?",
+    "Summarise this article about {noun}.",
+    "Give me five ideas for a {noun}.",
+    "Fix the bug in my program.",
+    "What is the weather like?",
+    "I need advice about my {noun}.",
+    "What should I cook today?",
+    "Tell me a secret about {name}.",
 )
 _REFUSE = (
     "I am a very small model and I do not know that.",
@@ -171,11 +217,22 @@ _OFFER = (
 def unknown(draw: Draw) -> Turn:
     def ask() -> str:
         city, city2 = draw.some(CITIES, 2)
+        word = {part: [w for _, w, _ in draw.some(words_of(part), 2)] for part in ("noun", "verb", "adjective")}
         return draw.phrase(
-            _UNKNOWN, city=city, city2=city2, country=draw.one(COUNTRIES)[0], year=draw.number(1100, 2030),
-            animal=draw.one(ANIMALS), thing=draw.one(THINGS), name=draw.one(NAMES),
+            _UNKNOWN,
+            city=city,
+            city2=city2,
+            country=draw.one(COUNTRIES)[0],
+            year=draw.number(1100, 2030),
+            animal=draw.one(ANIMALS),
+            thing=draw.one(THINGS),
+            name=draw.one(NAMES),
+            noun=word["noun"][0],
+            noun2=word["noun"][1],
+            verb=word["verb"][0],
+            adjective=word["adjective"][0],
             language=draw.one(("French", "German", "Chinese", "Spanish", "Italian", "Japanese", "Polish")),
-        )  # fmt: skip
+        )
 
     question = draw.keyed("unknown", ask)
     thought = draw.one(

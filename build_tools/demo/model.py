@@ -88,6 +88,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class DemoModel(nn.Module):
     """The embedding is the head too (tied)."""
 
+    cos: Tensor  # [context, 128], buffers that are not saved
+    sin: Tensor
+
     def __init__(self, shape: DemoShape, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
@@ -107,10 +110,10 @@ class DemoModel(nn.Module):
                 nn.init.normal_(weight, std=std / math.sqrt(2 * shape.layers) if last else std)
 
     def forward(self, tokens: Tensor) -> Tensor:  # [batch, n] -> [batch, n, vocab]
-        n = tokens.shape[1]
+        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         x = self.embed_tokens(tokens)
         for layer in self.layers:
-            x = layer(x, self.cos[:n], self.sin[:n])
+            x = layer(x, cos, sin)
         return F.linear(self.norm(x), self.embed_tokens.weight)
 
     def loss(self, rows: Tensor, weights: Tensor) -> Tensor:
@@ -158,4 +161,5 @@ def orthogonal(x: Tensor) -> Tensor:
     for _ in range(5):
         square = y @ y.mT
         y = 3.4445 * y + (-4.7750 * square + 2.0315 * (square @ square)) @ y
-    return y if wide else y.mT
+    result: Tensor = y if wide else y.mT
+    return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from demo.facts import ANIMALS, COLOURS, NAMES, THINGS
+from demo.facts import ANIMALS, COLOURS, NAMES, THINGS, TRAITS
 from demo.sample import Draw, Expect, Turn, first_upper, with_article
 
 _ASK = (
@@ -14,8 +14,13 @@ _ASK = (
     "Make up a story with {hero} and {thing}.",
 )
 _ASK_HERO = ("Tell me a story about {hero}.", "Write a short story about {hero}.", "Tell me something about {hero}.")
-_ASK_ANY = ("Tell me a story.", "Tell me a short story.", "Write a story.", "Do you know a story?", "A bedtime story, please.")
-_TRAITS = "small old young brave shy curious clever friendly lonely cheerful tired patient quiet hungry".split()
+_ASK_ANY = (
+    "Tell me a story.",
+    "Tell me a short story.",
+    "Write a story.",
+    "Do you know a story?",
+    "A bedtime story, please.",
+)
 _PLACES = (
     "a small house by the sea",
     "a forest of tall trees",
@@ -47,7 +52,7 @@ _WONDER = (
 )
 _SEARCH = (
     "{name} asked {a_friend}, but the {friend} only shook its head.",
-    "First {name} went to see {a_friend}, who knew many things. \"Go to the river,\" said the {friend}.",
+    'First {name} went to see {a_friend}, who knew many things. "Go to the river," said the {friend}.',
     "{name} walked all day and met {a_friend}. Together they went on, and the way seemed shorter.",
     "On the way {name} helped {a_friend} that was stuck in the mud, and the {friend} came along.",
 )
@@ -73,17 +78,17 @@ _MORAL = ("", "", " The end.", " And that is the whole story.", " A kind heart i
 
 def story(draw: Draw) -> Turn:
     hero, thing = draw.keyed("story", lambda: (draw.one(ANIMALS), draw.one(THINGS)))
-    style = draw.number(0, 9)
+    style = draw.number(0, 9) if draw.split == "train" else 0  # what is held out is a hero with a thing
     friend, owner = draw.some([animal for animal in ANIMALS if animal != hero], 2)
     values = {
         "hero": hero,
         "thing": thing,
         "friend": friend,
         "a_friend": with_article(friend),
-        "owner": with_article(draw.one(_TRAITS) + " " + owner),
+        "owner": with_article(draw.one(TRAITS) + " " + owner),
         "name": draw.one(NAMES),
         "place": draw.one(_PLACES),
-        "a_trait": with_article(draw.one(_TRAITS)),
+        "a_trait": with_article(draw.one(TRAITS)),
         "a_colour": with_article(draw.one(COLOURS)),
         "time": draw.one(("morning", "evening", "day", "night", "afternoon")),
         "weather": draw.one(("cold", "warm", "rainy", "sunny", "quiet", "windy")),

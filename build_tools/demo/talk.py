@@ -1,6 +1,7 @@
 """Small talk, and questions about this project: many ways to ask, a few good answers.
 
-Each intent is a row of INTENTS: ways to ask, a thought, answers. What is held out is a way to ask with a spelling of it.
+Each intent is a row of a table: ways to ask, a thought, answers. What is held out is a way to ask with a frame around
+it ("Hello! ...", "Please tell me: ..."), and some of the ways that are no questions.
 """
 
 from __future__ import annotations
@@ -85,20 +86,24 @@ PROJECT = _parse(_PROJECT)
 _ASKING = ("Who", "What", "Which", "How", "Where", "Why", "When", "Are", "Do", "Does", "Can", "Is", "May")
 
 
+def _asks(way: str) -> bool:
+    return way.split("'")[0].split()[0] in _ASKING
+
+
 def _question(way: str, frame: str, ending: str) -> str:
-    mark = "?" if way.split("'")[0].split()[0] in _ASKING else ending
-    lower = way if way[:2] in ("I ", "I'") else way[0].lower() + way[1:]
-    return (frame.format(q=way, l=lower) if mark == "?" else way) + mark
+    return frame.format(q=way, l=way[0].lower() + way[1:]) + ("?" if _asks(way) else ending)
 
 
 def _talk(draw: Draw, kind: str, table: tuple[tuple[list[str], str, list[str]], ...]) -> Turn:
-    def ask() -> tuple[int, int, str]:
+    def ask() -> tuple[int, str, str]:
         intent = draw.number(0, len(table) - 1)
-        return intent, draw.number(0, len(table[intent][0]) - 1), draw.one(_FRAMES)
+        way = draw.one(table[intent][0])
+        return intent, way, draw.one(_FRAMES) if _asks(way) else "{q}"
 
-    intent, place, frame = draw.keyed(kind, ask)
-    ways, thought, answers = table[intent]
-    question = _question(ways[place], frame, draw.one((".", "!", "", "")))
+    # Capital letters make no other question.
+    intent, way, frame = draw.keyed(kind, ask, lambda made: (made[0], made[1], made[2].replace("{q}", "{l}")))
+    _, thought, answers = table[intent]
+    question = _question(way, frame, draw.one((".", "!", "", "")))
     if question.endswith("?") and draw.chance(0.15):
         question = question.removesuffix("?")
     if draw.chance(0.1):

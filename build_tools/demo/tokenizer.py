@@ -28,6 +28,13 @@ def make_tokenizer(texts: Iterable[str], vocab: int = VOCAB) -> Tokenizer:
     return train_tokenizer(texts, vocab - len(added), [AddedToken(**token) for token in added], min_frequency=2)
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no token {token}")
+    return found
+
+
 def write_tokenizer(tokenizer: Tokenizer, out: Path, *, context: int) -> None:
     """tokenizer.json, tokenizer_config.json and chat_template.jinja as a published directory has them."""
     tokenizer.save(str(out / "tokenizer.json"))

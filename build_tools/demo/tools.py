@@ -13,9 +13,10 @@ from typing import Any
 
 from demo import calendar_time, knowledge, stories, talk, words
 from demo.dialogues import Message, assistant, system, user
-from demo.facts import COLOURS, WORDS
+from demo.facts import COLOURS, NOUNS, VERBS, WORDS
 from demo.sample import Call, Draw, Expect, Sample, first_upper, join_words, with_article
 from demo.tool_domains import DOMAINS, Domain, Param, codes, names, titles
+from demo.words import made_up_word
 
 Tool = dict[str, Any]
 
@@ -42,7 +43,11 @@ class Function:
         required = [name for param, name in self.params if self._always(param)]
         if required:
             parameters["required"] = required
-        function = {"name": self.name, "description": draw.one(self.domain.description.split("|")), "parameters": parameters}
+        function = {
+            "name": self.name,
+            "description": draw.one(self.domain.description.split("|")),
+            "parameters": parameters,
+        }
         return {"type": "function", "function": function}
 
     def _always(self, param: Param) -> bool:
@@ -65,26 +70,24 @@ def _politely(draw: Draw, text: str) -> str:
     return f"{draw.one(('Hello! ', 'Hi. ', 'Good morning! '))}{text}" if draw.chance(0.05) else text
 
 
+def _param_name(draw: Draw, param: Param) -> str:
+    return made_up_word(draw) if draw.chance(0.03) else draw.one(param.names.split())
+
+
 def _function(draw: Draw, domain: Domain) -> Function:
     def make() -> Function:
         name = draw.one(domain.names.split())
         if draw.chance(0.15):
             name += draw.one(("_v2", "_tool", "_api", "_now", "2", "_service"))
-        return Function(domain, name, tuple((param, draw.one(param.names.split())) for param in domain.params))
+        elif draw.chance(0.06):  # a name that says nothing: the description must do
+            name = made_up_word(draw)
+        return Function(domain, name, tuple((param, _param_name(draw, param)) for param in domain.params))
 
     return draw.keyed("function", make, lambda f: (f.name, *(name for _, name in f.params)))
 
 
 # ---- functions made up from a verb and a noun
 
-_VERBS = (
-    "archive rotate inspect label paint transpose launch clean measure rename clone scan repair rent print cut polish wrap "
-    "deliver stamp freeze unlock pause resume merge tag weigh dry press sort_out water pack ship test"
-).split()  # fmt: skip
-_NOUNS = (
-    "song parcel robot camera engine garden report ticket invoice picture sculpture vehicle machine sensor window door "
-    "blanket document recording container shipment sample battery antenna fountain curtain record poster shelf tank"
-).split()  # fmt: skip
 _ATTRIBUTES: tuple[Param, ...] = (
     Param("colour", "colour color paint", "string", "The colour", lambda d: d.one(COLOURS)),
     Param("size", "size width length height", "integer", "Size in centimetres", lambda d: d.number(2, 400)),
@@ -92,11 +95,18 @@ _ATTRIBUTES: tuple[Param, ...] = (
     Param("speed", "speed rate pace", "integer", "How fast", lambda d: d.number(1, 99)),
     Param("code", "code id serial key reference", "string", "Its code", codes),
     Param("title", "title caption headline", "string", "The title", titles),
-    Param("mode", "mode method style", "string", "How to do it", lambda d: d.one(("gentle", "quick", "full")), ("gentle", "quick", "full")),
+    Param(
+        "mode",
+        "mode method style",
+        "string",
+        "How to do it",
+        lambda d: d.one(("gentle", "quick", "full")),
+        ("gentle", "quick", "full"),
+    ),
     Param("urgent", "urgent express priority", "boolean", "Whether it is urgent", lambda d: d.chance(0.5)),
     Param("tags", "tags labels words", "array", "Words to find it by", lambda d: d.some(WORDS, d.number(2, 3))),
     Param("weight", "weight mass load", "number", "Weight in kilograms", lambda d: d.number(11, 999) / 10),
-)  # fmt: skip
+)
 _SAID = {
     "colour": "the colour {v}",
     "size": "the size {v}",
@@ -116,10 +126,18 @@ def _made_up(draw: Draw, verb: str, noun: str) -> Function:
     params = draw.some(_ATTRIBUTES, draw.number(1, 3))
     said = [("{urgent}" if p.key == "urgent" else _SAID[p.key].format(v=f"{{{p.key}}}")) for p in params]
     spoken = verb.replace("_", " ")
-    patterns = (f"{first_upper(spoken)} the {noun} with {join_words(said)}.",
-                f"I want to {spoken} {with_article(noun)} with {join_words(said)}.")  # fmt: skip
-    domain = Domain(name, f"{first_upper(spoken)} {with_article(noun)}", tuple(params), patterns, (("status", lambda d: "done"),),
-                    f"The {noun} is taken care of.")  # fmt: skip
+    patterns = (
+        f"{first_upper(spoken)} the {noun} with {join_words(said)}.",
+        f"I want to {spoken} {with_article(noun)} with {join_words(said)}.",
+    )
+    domain = Domain(
+        name,
+        f"{first_upper(spoken)} {with_article(noun)}",
+        tuple(params),
+        patterns,
+        (("status", lambda d: "done"),),
+        f"The {noun} is taken care of.",
+    )
     return Function(domain, name, tuple((param, draw.one(param.names.split())) for param in params))
 
 
@@ -149,7 +167,11 @@ def _offered(draw: Draw, wanted: list[Function], others: list[Domain] | None = N
 
 
 def call_thought(name: str, arguments: dict[str, Any]) -> str:
-    listed = join_words([f"{key} = {json.dumps(value)}" for key, value in arguments.items()]) if arguments else "no arguments"
+    listed = (
+        join_words([f"{key} = {json.dumps(value)}" for key, value in arguments.items()])
+        if arguments
+        else "no arguments"
+    )
     return f"The function {name} fits. Arguments: {listed}."
 
 
@@ -194,8 +216,9 @@ SYSTEMS = (
 )
 
 
-def _dialogue(draw: Draw, kind: str, function: Function, request: tuple[str, dict[str, Any], dict[str, Any]],
-              tools: list[Tool]) -> Sample:  # fmt: skip
+def _dialogue(
+    draw: Draw, kind: str, function: Function, request: tuple[str, dict[str, Any], dict[str, Any]], tools: list[Tool]
+) -> Sample:
     """The call, or after it the tool's result and the answer."""
     text, values, arguments = request
     thinking = draw.chance(0.5)
@@ -232,11 +255,11 @@ def unseen_call(draw: Draw) -> Sample:
 
 
 def made_up_call(draw: Draw) -> Sample:
-    verb, noun = draw.keyed("made-up function", lambda: (draw.one(_VERBS), draw.one(_NOUNS)))
+    verb, noun = draw.keyed("made-up function", lambda: (draw.one(VERBS), draw.one(NOUNS)))
     wanted = _made_up(draw, verb, noun)
     others = []
     for _ in range(draw.number(0, 3)):
-        other_verb, other_noun = draw.one(_VERBS), draw.one(_NOUNS)
+        other_verb, other_noun = draw.one(VERBS), draw.one(NOUNS)
         if draw.chance(0.4):  # a choice that needs the whole name
             other_verb, other_noun = draw.one(((verb, other_noun), (other_verb, noun)))
         if (other_verb, other_noun) != (verb, noun):
@@ -250,10 +273,8 @@ def made_up_call(draw: Draw) -> Sample:
 def parallel_calls(draw: Draw) -> Sample:
     """The same function twice, or two functions, for one request."""
     first = _function(draw, draw.one(_seen(draw)))
-    if draw.chance(0.5):
-        second = first
-    else:
-        second = _function(draw, draw.one([d for d in _seen(draw) if d is not first.domain]))
+    others = [domain for domain in _seen(draw) if domain is not first.domain]
+    second = first if draw.chance(0.5) else _function(draw, draw.one(others))
     (text, values, arguments), (text2, values2, arguments2) = first.request(draw), second.request(draw)
     if second is first and arguments == arguments2:
         return one_call(draw)
@@ -276,8 +297,17 @@ def parallel_calls(draw: Draw) -> Sample:
     return Sample("tool results", messages, thinking, tools, Expect(exact=answer, calls=()))
 
 
-_PLAIN = (talk.small_talk, talk.project, knowledge.capital, knowledge.small_fact, words.spell, stories.story,
-          calendar_time.weekday, calendar_time.leap_year, words.sort_numbers)  # fmt: skip
+_PLAIN = (
+    talk.small_talk,
+    talk.project,
+    knowledge.capital,
+    knowledge.small_fact,
+    words.spell,
+    stories.story,
+    calendar_time.weekday,
+    calendar_time.leap_year,
+    words.sort_numbers,
+)
 
 
 def no_call(draw: Draw) -> Sample:
@@ -300,7 +330,8 @@ def missing_function(draw: Draw) -> Sample:
     tools = [_function(Draw(draw.rng, "train"), d).schema(draw) for d in draw.some(others, draw.number(1, 2))]
     listed = join_words([tool["function"]["name"] for tool in tools])
     thinking = draw.chance(0.5)
-    answer = draw.phrase(("I have no function for that. I can use {l} only.", "None of my functions can do that. I have {l}."),
-                         l=listed)  # fmt: skip
+    answer = draw.phrase(
+        ("I have no function for that. I can use {l} only.", "None of my functions can do that. I have {l}."), l=listed
+    )
     messages = [*_history(draw), user(text), assistant(answer, f"I have {listed}. That does not fit.", thinking)]
     return Sample("no tool fits", messages, thinking, tools, Expect(answer=(listed,), calls=()))

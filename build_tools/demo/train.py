@@ -1,7 +1,6 @@
 """Trains the demo model: a stream of fresh conversations, Muon for the matrices and AdamW for the rest, one pass.
 
-Owns the loop, its pool of generating processes, the log and the loss curve. No row is seen twice: shard i is made from
-(seed, i) while the device works on the ones before it, in order, so what is learnt does not depend on who is faster.
+Owns the loop, the log and the loss curve. No row is seen twice: stream.py makes new ones while the device works.
 With `steps` given the run is reproducible up to the device's own rounding; with `seconds` the schedule follows the
 clock, and the log says how many steps it came to.
 """
@@ -14,22 +13,19 @@ import math
 import os
 import platform
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from itertools import islice
-from multiprocessing import get_context
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
-from demo.corpus import WEIGHT_UNIT, Encoder, Rows, held_out, render, samples, shard
+from demo.corpus import WEIGHT_UNIT, Encoder, held_out
 from demo.model import DemoModel, DemoShape, Muon
+from demo.stream import ShardStream, TrainOptions, tokenizer_texts
 from demo.tokenizer import make_tokenizer
 
 _WARM_UP_STEPS = 60
@@ -39,78 +35,7 @@ _ADAM_RATE = 3e-3
 _FEWEST_STEPS = 20  # however short the time
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    seconds: float = 400.0  # of the whole run, from `begin` on, export not counted
-    steps: int = 0  # 0: as many as the time allows
-    seed: int = 0
-    rows: int = 64  # of one step
-    length: int = 2_048
-    shard_rows: int = 2_048
-    workers: int = 0  # 0: all cores but two
-    tokenizer_samples: int = 40_000
-    compile: bool = True
-    device: str = "auto"
-    log_every: int = 20
-
-
-# ---- data, in processes of its own
-
-_encoder: Encoder | None = None
-
-
-def _open_worker(tokenizer_json: str) -> None:
-    global _encoder
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder = Encoder(Tokenizer.from_str(tokenizer_json)) if tokenizer_json else None
-
-
-def _make_shard(seed: int, index: int, n_rows: int, length: int) -> Rows:
-    assert _encoder is not None
-    return shard(_encoder, seed, index, n_rows, length)
-
-
-def _some_texts(seed: str, n: int) -> list[str]:
-    return ["".join(render(sample)) for sample in islice(samples(seed), n)]
-
-
-def tokenizer_texts(options: TrainOptions, n_workers: int) -> list[str]:
-    """The text that the tokenizer is trained on."""
-    parts = 40
-    with ProcessPoolExecutor(n_workers, get_context("spawn"), _open_worker, ("",)) as pool:
-        futures = [
-            pool.submit(_some_texts, f"{options.seed}/tokenizer/{part}", options.tokenizer_samples // parts)
-            for part in range(parts)
-        ]
-        return [text for future in futures for text in future.result()]
-
-
-class ShardStream:
-    """Shards in order, some made ahead."""
-
-    def __init__(self, options: TrainOptions, tokenizer: Tokenizer, n_workers: int) -> None:
-        self._options = options
-        self._pool = ProcessPoolExecutor(n_workers, get_context("spawn"), _open_worker, (tokenizer.to_str(),))
-        self._ahead: deque[Future[Rows]] = deque()
-        self._next = 0
-        self.idle_seconds = 0.0  # that the device has waited
-        for _ in range(n_workers + 2):
-            self._order()
-
-    def _order(self) -> None:
-        o = self._options
-        self._ahead.append(self._pool.submit(_make_shard, o.seed, self._next, o.shard_rows, o.length))
-        self._next += 1
-
-    def take(self) -> Rows:
-        begin = time.perf_counter()
-        rows = self._ahead.popleft().result()
-        self.idle_seconds += time.perf_counter() - begin
-        self._order()
-        return rows
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+# ---- the loop
 
 
 def batches(stream: ShardStream, rows: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -120,9 +45,6 @@ def batches(stream: ShardStream, rows: int, device: torch.device) -> Iterator[tu
         all_weights = torch.from_numpy(weights).to(device)
         for begin in range(0, len(all_tokens) - rows + 1, rows):
             yield all_tokens[begin : begin + rows].long(), all_weights[begin : begin + rows]
-
-
-# ---- the loop
 
 
 def _rate(progress: float, step: int) -> float:
@@ -142,7 +64,8 @@ class Trainer:
         torch.set_float32_matmul_precision("high")
         self.model = DemoModel(shape, options.seed).to(self.device)
         self.log: list[dict[str, float]] = []
-        matrices, rest = [], []
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
         for name, param in self.model.named_parameters():
             (matrices if name.startswith("layers.") and param.ndim == 2 else rest).append(param)
         self._muon = Muon(matrices)
@@ -165,19 +88,17 @@ class Trainer:
         options = self.options
         stream = ShardStream(options, tokenizer, self.n_workers)
         try:
-            start = self._elapsed()
-            step = self._loop(batches(stream, options.rows, self.device), start)
+            steps, seconds = self._loop(batches(stream, options.rows, self.device))
         finally:
             stream.close()
-        seconds = self._elapsed() - start
-        tokens = step * options.rows * options.length
+        tokens = steps * options.rows * options.length
         return {
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.machine(),
             "torch": torch.__version__,
             "parameters": sum(param.numel() for param in self.model.parameters()),
             "shape": asdict(self.model.shape),
             "options": asdict(options),
-            "steps": step,
+            "steps": steps,
             "tokens": tokens,
             "seconds": round(seconds, 1),
             "tokens_per_second": round(tokens / seconds),
@@ -185,28 +106,43 @@ class Trainer:
             "final_loss": self.log[-1]["loss"] if self.log else None,
         }
 
-    def _loop(self, source: Iterator[tuple[Tensor, Tensor]], start: float) -> int:
-        options = self.options
+    def _loop(self, source: Iterator[tuple[Tensor, Tensor]]) -> tuple[int, float]:
+        """The steps made, and their seconds without the first one's, which compiles."""
+        options, start = self.options, self._elapsed()
         losses: list[Tensor] = []
         for step, (rows, weights) in enumerate(source):
             passed = self._elapsed()
+            if step == 1:
+                start = passed
             progress = step / options.steps if options.steps else (passed - start) / max(1.0, options.seconds - start)
             if progress >= 1 and (options.steps or step >= _FEWEST_STEPS):
-                return step
+                return step, passed - start
             rate = _rate(progress, step)
             losses.append(self._step(rows, weights, rate))
             if step % options.log_every == 0:  # reading a loss waits for the device, so the clock is honest here
                 loss = float(torch.stack(losses).mean())
                 losses.clear()
                 seen = (step + 1) * options.rows * options.length
-                self.log.append({"step": step, "seconds": round(self._elapsed(), 1), "tokens": seen, "loss": round(loss, 4)})
+                self.log.append(
+                    {"step": step, "seconds": round(self._elapsed(), 1), "tokens": seen, "loss": round(loss, 4)}
+                )
                 if step % (10 * options.log_every) == 0:
-                    print(f"{self._elapsed():6.1f} s  step {step}  {seen / 1e6:.1f} M tokens  loss {loss:.4f}", flush=True)
+                    print(
+                        f"{self._elapsed():6.1f} s  step {step}  {seen / 1e6:.1f} M tokens  loss {loss:.4f}", flush=True
+                    )
         raise AssertionError("the stream of batches has no end")
 
     def _step(self, rows: Tensor, weights: Tensor, rate: float) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16):
-            loss = self._loss(rows, weights)
+            try:
+                loss = self._loss(rows, weights)
+            except Exception as error:
+                if self._loss == self.model.loss:
+                    raise
+                # A compiler that this machine lacks is no reason to give its time back: without it takes twice as long.
+                print(f"torch.compile failed, going on without: {error}"[:500], flush=True)
+                self._loss = self.model.loss
+                loss = self._loss(rows, weights)
         loss.backward()  # type: ignore[no-untyped-call]
         self._muon.step(_MUON_RATE * rate)
         for group in self._adam.param_groups:
@@ -225,15 +161,17 @@ class Trainer:
         for kind, conversations in held_out(n).items():
             losses, exact = [], 0
             for ids, weight in encoder.encode_many(conversations):
-                ids, weight = ids[: self.model.shape.context], weight[: self.model.shape.context]
+                if len(ids) > self.model.shape.context:
+                    continue
                 tokens = torch.tensor([ids], device=self.device)
                 target = torch.tensor(weight[1:], device=self.device) == WEIGHT_UNIT
                 logits = self.model(tokens[:, :-1])[0][target].float()
                 right = tokens[0, 1:][target]
                 losses.append(F.cross_entropy(logits, right))
                 exact += bool((logits.argmax(-1) == right).all())
-            loss = round(float(torch.stack(losses).mean()), 4)
-            result[kind] = {"loss": loss, "exact": round(exact / len(conversations), 3)}
+            if losses:
+                loss = round(float(torch.stack(losses).mean()), 4)
+                result[kind] = {"loss": loss, "exact": round(exact / len(losses), 3)}
         return result
 
 
@@ -267,7 +205,8 @@ def loss_svg(log: list[dict[str, float]]) -> str:
 
     points = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in zip(xs, ys, strict=True))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
         f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#444"/>',
     ]
@@ -281,7 +220,7 @@ def loss_svg(log: list[dict[str, float]]) -> str:
         parts.append(f'<text x="{x_of(power):.1f}" y="{bottom + 16}" text-anchor="middle">{name}</text>')
     parts += [
         f'<text x="{(left + right) / 2}" y="{height - 6}" text-anchor="middle">training tokens</text>',
-        f'<text x="14" y="{(top + bottom) / 2}" text-anchor="middle" transform="rotate(-90 14 {(top + bottom) / 2})">loss</text>',
+        f'<text transform="translate(14 {(top + bottom) / 2}) rotate(-90)" text-anchor="middle">loss</text>',
         f'<polyline points="{points}" fill="none" stroke="#0b62a4" stroke-width="1.5"/>',
         "</svg>",
     ]
@@ -289,4 +228,4 @@ def loss_svg(log: list[dict[str, float]]) -> str:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    return cast(Tokenizer, Tokenizer.from_file(str(path)))
+    return Tokenizer.from_file(str(path))

@@ -68,7 +68,7 @@ def choose(folder: Path) -> list[tuple[str, str, str]]:
     """(part of speech, word, definition), the same for the same WordNet."""
     own = {word for word, _ in _OWN}
     best: dict[str, tuple[int, str, str]] = {}  # word -> the part of speech that it is most often
-    for part, (digits, n_words) in _PARTS.items():
+    for part, (digits, _) in _PARTS.items():
         counts = _first_sense_counts(folder, digits)
         lines = (folder / f"data.{_FILES[part]}").read_text(encoding="latin-1").splitlines()
         data = {line[:8]: line for line in lines if not line.startswith(" ")}
@@ -80,7 +80,9 @@ def choose(folder: Path) -> list[tuple[str, str, str]]:
             record, gloss = data[fields[-int(fields[2])]].split(" | ", 1)
             text = _definition(gloss)
             stem = word[:4] if len(word) > 4 else word
-            plain = re.fullmatch(r"[a-z](?:[a-z ,']|-(?!-)){9,}(?<! of)(?<! to)(?<! with)", text) and len(text) <= _LONGEST
+            plain = (
+                re.fullmatch(r"[a-z](?:[a-z ,']|-(?!-)){9,}(?<! of)(?<! to)(?<! with)", text) and len(text) <= _LONGEST
+            )
             if not plain or re.search(rf"\b{stem}", text) or _UNWANTED.search(f"{word} {text}"):
                 continue
             bonus = 15 if record.split()[1] in _EVERYDAY and counts[word] else 0

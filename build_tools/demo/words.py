@@ -19,9 +19,15 @@ def spell(draw: Draw) -> Turn:
     word = word_to_spell(draw)
     letters = "-".join(word.upper()) if (capital := draw.chance(0.4)) else "-".join(word)
     question = draw.phrase(
-        ('Spell "{w}".', 'How do you spell "{w}"?', 'Spell the word "{w}" for me.', 'Can you spell "{w}"?',
-         'Write the letters of "{w}" one by one.'), w=word,
-    ) + (" Use capital letters." if capital else "")  # fmt: skip
+        (
+            'Spell "{w}".',
+            'How do you spell "{w}"?',
+            'Spell the word "{w}" for me.',
+            'Can you spell "{w}"?',
+            'Write the letters of "{w}" one by one.',
+        ),
+        w=word,
+    ) + (" Use capital letters." if capital else "")
     thought = f"I write the letters of {word} one after the other."
     answer = draw.phrase(("{l}", '"{w}" is spelled {l}.'), l=letters, w=word)
     return Turn("spelling", question, thought, answer, Expect(answer=(letters,)), letters)
@@ -38,15 +44,24 @@ def count_letter(draw: Draw) -> Turn:
         else:
             marks.append(character)
     question = draw.phrase(
-        ('How many times does the letter "{c}" appear in "{w}"?', 'How many {c}\'s are in "{w}"?',
-         'Count the letter "{c}" in "{w}".', 'How often is "{c}" in the word "{w}"?'), c=letter, w=word,
-    )  # fmt: skip
+        (
+            'How many times does the letter "{c}" appear in "{w}"?',
+            'How many {c}\'s are in "{w}"?',
+            'Count the letter "{c}" in "{w}".',
+            'How often is "{c}" in the word "{w}"?',
+        ),
+        c=letter,
+        w=word,
+    )
     times = "once" if count == 1 else f"{count} times"
     thought = f"I go through {word}: {', '.join(marks)}. The count is {count}."
     answer = draw.phrase(
         ('The letter "{c}" appears {t} in "{w}": {n}.', 'There are {n} in "{w}".', "{n}"),
-        c=letter, t=times, w=word, n=count,
-    )  # fmt: skip
+        c=letter,
+        t=times,
+        w=word,
+        n=count,
+    )
     return Turn("counting letters", question, thought, answer, Expect(answer=(str(count),)), str(count), worked=True)
 
 
@@ -58,9 +73,14 @@ def word_length(draw: Draw) -> Turn:
     )
     answer = draw.phrase(('"{w}" has {n} letters.', "{n} letters.", "{n}"), w=word, n=len(word))
     return Turn(
-        "counting letters", question, f"{marks}. That makes {len(word)}.", answer, Expect(answer=(str(len(word)),)),
-        str(len(word)), worked=True,
-    )  # fmt: skip
+        "counting letters",
+        question,
+        f"{marks}. That makes {len(word)}.",
+        answer,
+        Expect(answer=(str(len(word)),)),
+        str(len(word)),
+        worked=True,
+    )
 
 
 def reverse(draw: Draw) -> Turn:
@@ -108,9 +128,13 @@ def sort_words(draw: Draw) -> Turn:
     words = draw.keyed("sort words", lambda: tuple(draw.some(pool, draw.number(3, 5))))
     result = ", ".join(sorted(words))
     question = draw.phrase(
-        ("Sort these words alphabetically: {l}.", "Put these words in alphabetical order: {l}.", "Sort by the alphabet: {l}"),
+        (
+            "Sort these words alphabetically: {l}.",
+            "Put these words in alphabetical order: {l}.",
+            "Sort by the alphabet: {l}",
+        ),
         l=_listed(list(words), draw),
-    )  # fmt: skip
+    )
     firsts = ", ".join(f"{w} begins with {w[0]}" for w in words)
     return Turn("sorting", question, f"{firsts}.", result, Expect(exact=result), result)
 
@@ -127,8 +151,9 @@ def extreme(draw: Draw) -> Turn:
         best = number if better else best
     question = draw.phrase(
         ("What is the {w} of these numbers: {l}?", "Which of {l} is the {w}?", "Find the {w} number: {l}."),
-        w=word, l=", ".join(map(str, numbers)),
-    )  # fmt: skip
+        w=word,
+        l=", ".join(map(str, numbers)),
+    )
     answer = draw.phrase(("The {w} number is {b}.", "{b}"), w=word, b=best)
     return Turn("largest and smallest", question, " ".join(steps), answer, Expect(answer=(str(best),)), str(best), True)
 
@@ -140,7 +165,7 @@ def count_items(draw: Draw) -> Turn:
     question = draw.phrase(
         ("How many words are in this list: {l}?", "Count these: {l}.", "How many things are there: {l}?"),
         l=_listed(list(words), draw),
-    )  # fmt: skip
+    )
     n = str(len(words))
     answer = draw.phrase(("There are {n}.", "{n}", "The list has {n} entries."), n=n)
     return Turn("counting lists", question, f"{marks}.", answer, Expect(answer=(n,)), n, worked=True)
@@ -155,27 +180,47 @@ def pick_from_list(draw: Draw) -> Turn:
     if place == len(words) - 1 and draw.chance(0.7):
         ordinal = "last"
     question = draw.phrase(
-        ("What is the {o} word of this list: {l}?", "Here is a list: {l}. Which is the {o} one?",
-         "Give me the {o} entry of: {l}."), o=ordinal, l=", ".join(words),
-    )  # fmt: skip
+        (
+            "What is the {o} word of this list: {l}?",
+            "Here is a list: {l}. Which is the {o} one?",
+            "Give me the {o} entry of: {l}.",
+        ),
+        o=ordinal,
+        l=", ".join(words),
+    )
     marks = ", ".join(f"{i} {w}" for i, w in enumerate(words, 1))
     answer = draw.phrase(("{w}", "The {o} one is {w}."), w=words[place], o=ordinal)
-    return Turn("reading lists", question, f"{marks}. The {ordinal} is {words[place]}.", answer,
-                Expect(answer=(words[place],)), words[place])  # fmt: skip
+    return Turn(
+        "reading lists",
+        question,
+        f"{marks}. The {ordinal} is {words[place]}.",
+        answer,
+        Expect(answer=(words[place],)),
+        words[place],
+    )
 
 
 def grammar(draw: Draw) -> Turn:
     """Opposites, plurals, past forms. There are few: what is held out is a word with a phrasing."""
     table, patterns, sentence = draw.one(
         (
-            (OPPOSITES, ('What is the opposite of "{w}"?', "Opposite of {w}?", 'Tell me the opposite of "{w}".'),
-             'The opposite of "{w}" is "{r}".'),
-            (PLURALS, ('What is the plural of "{w}"?', "Plural of {w}?", 'Tell me the plural of "{w}".'),
-             'The plural of "{w}" is "{r}".'),
-            (PASTS, ('What is the past tense of "{w}"?', "Past tense of {w}?", 'Tell me the past form of "{w}".'),
-             'The past tense of "{w}" is "{r}".'),
+            (
+                OPPOSITES,
+                ('What is the opposite of "{w}"?', "Opposite of {w}?", 'Tell me the opposite of "{w}".'),
+                'The opposite of "{w}" is "{r}".',
+            ),
+            (
+                PLURALS,
+                ('What is the plural of "{w}"?', "Plural of {w}?", 'Tell me the plural of "{w}".'),
+                'The plural of "{w}" is "{r}".',
+            ),
+            (
+                PASTS,
+                ('What is the past tense of "{w}"?', "Past tense of {w}?", 'Tell me the past form of "{w}".'),
+                'The past tense of "{w}" is "{r}".',
+            ),
         )
-    )  # fmt: skip
+    )
     (word, result), pattern = draw.keyed("grammar", lambda: (draw.one(table), draw.one(patterns)))
     answer = sentence.format(w=word, r=result)
     return Turn("word forms", pattern.format(w=word), answer, answer, Expect(answer=(result,)), result)
