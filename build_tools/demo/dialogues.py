@@ -196,6 +196,27 @@ _SHORT = (
 _ANY = (*_SHORT, talk.small_talk, talk.project, knowledge.unknown)
 
 
+def _inside_sentence(text: str) -> str:
+    """The text behind a comma: names keep their capital letter."""
+    lower = (
+        "The ",
+        "It ",
+        "There ",
+        "Yes",
+        "No",
+        "A ",
+        "An ",
+        "You ",
+        "Only ",
+        "Every ",
+        "Run ",
+        "That ",
+        "We ",
+        "In ",
+    )
+    return text[0].lower() + text[1:] if text.startswith(lower) else text
+
+
 def wish(draw: Draw) -> Sample:
     """A system prompt with one simple wish about the form of the answer."""
     kind = draw.number(0, 5)
@@ -237,7 +258,7 @@ def wish(draw: Draw) -> Sample:
             prompt = draw.phrase(
                 ("The user is called {w}. Address the user by name.", "Call the user {w} in every answer."), w=word
             )
-            answer = f"{word}, {plain[0].lower() + plain[1:] if plain[:2] not in ('I ', 'I’') else plain}"
+            answer = f"{word}, {_inside_sentence(plain)}"
             expect = Expect(answer=(word,))
         else:
             job = draw.one(("assistant", "teacher", "robot", "guide", "butler", "librarian"))

@@ -64,7 +64,8 @@ class Function:
 
 def _politely(draw: Draw, text: str) -> str:
     """Some requests with a greeting or a please; the words of the request stay."""
-    if text.endswith(".") and not text.startswith("I ") and draw.chance(0.2):
+    is_order = text.endswith(".") and not text.endswith("please.") and not text.startswith(("I ", "Route "))
+    if is_order and draw.chance(0.2):
         lower = text[0].lower() + text[1:-1]
         return draw.phrase(("Please {t}.", "Can you {t}?", "Could you {t}, please?", "Hi, {t}!"), t=lower)
     return f"{draw.one(('Hello! ', 'Hi. ', 'Good morning! '))}{text}" if draw.chance(0.05) else text
