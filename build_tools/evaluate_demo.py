@@ -138,6 +138,15 @@ def table(all_scores: dict[str, dict[str, float | int | None]], results: Sequenc
     return "\n".join(lines)
 
 
+def with_scores(card: str, text: str) -> str:
+    """The card with the text between its marks."""
+    before, mark, rest = card.partition("<!-- scores -->\n")
+    _, end, after = rest.partition("<!-- /scores -->")
+    if not mark or not end:
+        raise ValueError("the card has no <!-- scores --> and <!-- /scores --> marks")
+    return f"{before}{mark}{text}\n{end}{after}"
+
+
 def _show_wrong(judged: Sequence[Judged], n: int) -> None:
     for item in [j for j in judged if j.wrong or j.protocol][:n]:
         reply: dict[str, Any] = {
@@ -156,6 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=ROOT / "qwen3app" / "demo_model", help="default: %(default)s")
     parser.add_argument("--each", type=int, default=40, help="conversations of each recipe (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there too")
+    parser.add_argument("--card", type=Path, metavar="FILE", help="put the tables into this model card")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="show N wrong answers on stderr")
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -174,12 +184,14 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         model.close()
     all_scores, results = scores(judged), bar_results(judged)
-    print(table(all_scores, results))
-    print(f"\n{len(judged)} conversations in {time.perf_counter() - begin:.0f} s.")
+    text = table(all_scores, results)
+    print(f"{text}\n\n{len(judged)} conversations in {time.perf_counter() - begin:.0f} s.")
     _show_wrong(judged, options.show)
     if options.json:
         bars = {bar.name: {"asked": bar.share, "reached": share} for bar, share in results}
         options.json.write_text(json.dumps({"bars": bars, "kinds": all_scores}, indent=2) + "\n", encoding="utf-8")
+    if options.card:
+        options.card.write_text(with_scores(options.card.read_text(encoding="utf-8"), text), encoding="utf-8")
     missed = [f"{bar.name}: {_percent(share)} of {_percent(bar.share)}" for bar, share in results if share < bar.share]
     for sentence in missed:
         print(f"evaluate_demo: missed the bar, {sentence}", file=sys.stderr)

@@ -27,6 +27,7 @@ def write_model(model: DemoModel, tokenizer: Tokenizer, out: Path) -> int:
         for name, value in model.state_dict().items()
     }
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # the library writes it for its owner alone
     shape = model.shape
     file_shape = FileShape(
         shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, True, shape.vocab

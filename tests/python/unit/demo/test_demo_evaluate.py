@@ -1,0 +1,83 @@
+"""The demo's evaluation: the shares of its table, its bars, its card, and a whole run with the engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import evaluate_demo
+import pytest
+import torch
+from demo.check import Reply
+from demo.export import write_model
+from demo.model import DemoModel, DemoShape
+from demo.sample import Sample
+from evaluate_demo import Judged, bar_results, scores, table, with_scores
+from tokenizers import Tokenizer
+
+
+def judged(kind: str, thinking: bool, wrong: str | None = None, protocol: str | None = None) -> Judged:
+    return Judged(Sample(kind, [], thinking), Reply(), protocol, wrong)
+
+
+SOME = [
+    judged("add, two digits", True),
+    judged("add, two digits", False, "expected '3'"),
+    judged("subtract, two digits", True),
+    judged("subtract, two digits", True),
+    judged("tool calls", False, None, "ends with length"),
+]
+
+
+def test_shares_per_kind() -> None:
+    assert scores(SOME)["add, two digits"] == {
+        "n": 2, "right": 0.5, "right_thinking": 1.0, "right_not_thinking": 0.0, "well_formed": 1.0,
+    }  # fmt: skip
+    assert scores(SOME)["subtract, two digits"]["right_not_thinking"] is None
+    assert scores(SOME)["tool calls"]["well_formed"] == 0.0
+
+
+def test_bars_put_their_kinds_together() -> None:
+    assert [(bar.name, share) for bar, share in bar_results(SOME)] == [
+        ("protocol well-formed", 0.8),
+        ("right tool and valid arguments", 1.0),
+        ("two-digit add and subtract", 0.75),
+    ]
+    assert bar_results(SOME[:1])[1][1] == 0.0  # nothing asked is not passed
+
+
+def test_the_table_and_the_card() -> None:
+    text = table(scores(SOME), bar_results(SOME))
+    assert "| add, two digits | 2 | 50.0% | 100.0% | 0.0% | 100.0% |" in text.splitlines()
+    assert "| two-digit add and subtract | 95.0% | 75.0% |" in text.splitlines()
+    card = "Scores\n\n<!-- scores -->\nold\n<!-- /scores -->\n\nEnd\n"
+    assert with_scores(card, text) == f"Scores\n\n<!-- scores -->\n{text}\n<!-- /scores -->\n\nEnd\n"
+    assert with_scores(with_scores(card, "x"), text) == with_scores(card, text)
+    with pytest.raises(ValueError, match="marks"):
+        with_scores("no marks", text)
+
+
+def test_a_random_model_is_asked_and_fails(
+    tokenizer_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = DemoShape(vocab=1_024, hidden=64, intermediate=64, layers=1, heads=1, kv_heads=1)
+    tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    torch.manual_seed(0)
+    write_model(DemoModel(shape, 0), tokenizer, tmp_path / "model")
+    out = tmp_path / "scores.json"
+    arguments = ["--model", str(tmp_path / "model"), "--each", "1", "--json", str(out), "--show", "1", "--threads", "1"]
+    assert evaluate_demo.main(arguments) == 1
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert written["bars"]["two-digit add and subtract"] == {"asked": 0.95, "reached": 0.0}
+    assert written["kinds"]["add, two digits"]["n"] == 1
+    said = capsys.readouterr()
+    assert "| protocol well-formed | 100.0% | " in said.out
+    assert "evaluate_demo: missed the bar, two-digit add and subtract: 0.0% of 95.0%" in said.err
+    assert "add, two digits: " in said.err
+
+
+def test_a_missing_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate_demo.main(["--model", str(tmp_path / "none")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("evaluate_demo: There is no model directory")
+    assert said.count("\n") == 1
