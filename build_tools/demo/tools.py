@@ -15,7 +15,7 @@ from demo import calendar_time, knowledge, stories, talk, words
 from demo.dialogues import Message, assistant, system, user
 from demo.facts import COLOURS, NOUNS, VERBS, WORDS
 from demo.sample import Call, Draw, Expect, Sample, first_upper, join_words, with_article
-from demo.tool_domains import DOMAINS, Domain, Param, codes, names, titles
+from demo.tool_domains import DOMAINS, Domain, Param, Value, big_titles, cities, codes, dates, names, times, titles
 from demo.words import made_up_word
 
 Tool = dict[str, Any]
@@ -58,8 +58,15 @@ class Function:
         pattern = draw.one(self.domain.requests)
         values = {param.key: param.value(draw) for param, _ in self.params if f"{{{param.key}}}" in pattern}
         arguments = {name: values[param.key] for param, name in self.params if param.key in values}
-        spoken = {key: join_words(value) if isinstance(value, list) else value for key, value in values.items()}
-        return _politely(draw, pattern.format(**spoken)), values, arguments
+        text = pattern.format(**{key: _spoken(value) for key, value in values.items()})
+        return _politely(draw, text), values, arguments
+
+
+def _spoken(value: Any) -> Any:
+    """How a user says a value."""
+    if isinstance(value, bool):
+        return "high urgency" if value else "no urgency"
+    return join_words(value) if isinstance(value, list) else value
 
 
 def _politely(draw: Draw, text: str) -> str:
@@ -142,13 +149,6 @@ def _made_up(draw: Draw, verb: str, noun: str) -> Function:
     return Function(domain, name, tuple((param, draw.one(param.names.split())) for param in params))
 
 
-def _made_up_request(function: Function, draw: Draw) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    text, values, arguments = function.request(draw)
-    if "urgent" in values:  # a yes or no is said in words
-        text = text.replace(str(values["urgent"]), "high urgency" if values["urgent"] else "no urgency")
-    return text, values, arguments
-
-
 # ---- parts of a dialogue
 
 
@@ -182,11 +182,36 @@ def _call_message(calls: list[Call], thinking: bool, thought: str) -> Message:
     return message
 
 
+_ANY_RESULT: tuple[tuple[str, Value], ...] = (
+    ("status", lambda d: d.one(("done", "open", "waiting", "ready"))),
+    ("temperature", lambda d: d.number(-20, 40)),
+    ("price", lambda d: d.number(1, 5000) / 10),
+    ("count", lambda d: d.number(0, 500)),
+    ("name", big_titles),
+    ("city", cities),
+    ("id", codes),
+    ("total", lambda d: d.number(1, 99_999)),
+    ("time", times),
+    ("date", dates),
+    ("colour", lambda d: d.one(COLOURS)),
+    ("owner", names),
+    ("text", titles),
+    ("sky", lambda d: d.one(("clear", "grey", "dark"))),
+    ("distance", lambda d: d.number(1, 900)),
+    ("level", lambda d: d.number(1, 10)),
+)
+
+
 def _result(draw: Draw, function: Function, values: dict[str, Any]) -> tuple[str, str]:
     """(what the tool says, the answer to the user)."""
-    result = {key: value(draw) for key, value in function.domain.result}
-    filled = {param.key: values.get(param.key, "") for param in function.domain.params} | result
-    answer = first_upper(function.domain.answer.format(**filled))
+    if draw.chance(0.2):  # nothing that its subject lets one expect: the answer must be read from the result
+        makers = draw.some(_ANY_RESULT, draw.number(1, 3))
+        result = {made_up_word(draw) if draw.chance(0.2) else key: value(draw) for key, value in makers}
+        answer = f"The {join_words([f'{key} is {value}' for key, value in result.items()])}."
+    else:
+        result = {key: value(draw) for key, value in function.domain.result}
+        filled = {param.key: values.get(param.key, "") for param in function.domain.params} | result
+        answer = first_upper(function.domain.answer.format(**filled))
     style = draw.number(0, 9)
     if style == 0:
         return ", ".join(f"{key}: {value}" for key, value in result.items()), answer
@@ -217,14 +242,21 @@ SYSTEMS = (
 )
 
 
-def _dialogue(
-    draw: Draw, kind: str, function: Function, request: tuple[str, dict[str, Any], dict[str, Any]], tools: list[Tool]
-) -> Sample:
+def _earlier_exchange(draw: Draw, function: Function) -> list[Message]:
+    """The same function, asked for before."""
+    text, values, arguments = function.request(draw)
+    content, answer = _result(draw, function, values)
+    call = _call_message([(function.name, arguments)], False, "")
+    return [user(text), call, {"role": "tool", "content": content}, assistant(answer, "", False)]
+
+
+def _dialogue(draw: Draw, kind: str, function: Function, tools: list[Tool]) -> Sample:
     """The call, or after it the tool's result and the answer."""
-    text, values, arguments = request
+    text, values, arguments = function.request(draw)
     thinking = draw.chance(0.5)
     thought = call_thought(function.name, arguments)
-    messages = [*_history(draw), user(text)]
+    earlier = _earlier_exchange(draw, function) if draw.chance(0.15) else []
+    messages = [*_history(draw), *earlier, user(text)]
     calls: list[Call] = [(function.name, arguments)]
     if draw.chance(0.6):
         messages.append(_call_message(calls, thinking, thought))
@@ -244,14 +276,14 @@ def _dialogue(
 
 def one_call(draw: Draw) -> Sample:
     function = _function(draw, draw.one(_seen(draw)))
-    return _dialogue(draw, "tool calls", function, function.request(draw), _offered(draw, [function]))
+    return _dialogue(draw, "tool calls", function, _offered(draw, [function]))
 
 
 def unseen_call(draw: Draw) -> Sample:
     """Only for measuring: functions of a subject that training never shows."""
     domain = draw.one([domain for domain in DOMAINS if domain.unseen])
     function = _function(draw, domain)
-    sample = _dialogue(draw, "tool calls, unseen subject", function, function.request(draw), _offered(draw, [function]))
+    sample = _dialogue(draw, "tool calls, unseen subject", function, _offered(draw, [function]))
     return sample
 
 
@@ -268,7 +300,7 @@ def made_up_call(draw: Draw) -> Sample:
     functions = [wanted, *others]
     draw.rng.shuffle(functions)
     tools = [function.schema(draw) for function in functions]
-    return _dialogue(draw, "tool calls, made-up functions", wanted, _made_up_request(wanted, draw), tools)
+    return _dialogue(draw, "tool calls, made-up functions", wanted, tools)
 
 
 def parallel_calls(draw: Draw) -> Sample:
