@@ -77,7 +77,7 @@ def conversation(draw: Draw, turn: Turn, thinking: bool) -> Sample:
     if draw.chance(0.35):
         messages.append(system(draw.one(tools.SYSTEMS)))
     if draw.chance(0.25):
-        for _ in range(draw.one((1, 1, 1, 2, 2, 3, 4, 6))):
+        for _ in range(draw.one((1, 1, 1, 1, 2, 2, 3, 4, 6, 12))):
             earlier = _pick(draw, _TURN_TABLE)(draw)
             answer = plain_answer(earlier) if draw.chance(0.5) else earlier.answer
             messages += [user(earlier.question), assistant(answer, "", False)]
