@@ -10,13 +10,25 @@ is made while it trains (build_tools/demo/ has the recipes). evaluate_demo.py me
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 BEGIN = time.perf_counter()
+
+
+def _refusal(options: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments."""
+    if options.tokenizer and not options.tokenizer.is_file():
+        return f"{options.tokenizer} does not exist; --tokenizer takes a tokenizer.json"
+    if not options.seconds > 0:
+        return f"--seconds is {options.seconds:g}, expected more than 0"
+    for flag, least in (("steps", 0), ("rows", 1), ("workers", 0), ("threads", 1)):
+        value = getattr(options, flag)
+        if value is not None and value < least:
+            return f"--{flag} is {value}, expected {least} or more"
+    return None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,8 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--small", action="store_true", help="a fifth of the size and short rows: for trying on a CPU")
     options = parser.parse_args(arguments)
-    if options.tokenizer and not options.tokenizer.is_file():
-        print(f"train_demo: {options.tokenizer} does not exist; --tokenizer takes a tokenizer.json", file=sys.stderr)
+    if sentence := _refusal(options):
+        print(f"train_demo: {sentence}", file=sys.stderr)
         return 1
     # Late: the processes that make text import this file too, and need no torch.
     import torch
@@ -54,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     trainer = Trainer(shape, run, BEGIN)
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else trainer.train_tokenizer()
     head = trainer.run(tokenizer)
-    head["held_out"] = trainer.held_out(tokenizer, 8 if options.small else 40)
+    head["held_out"] = trainer.held_out(tokenizer, 2 if options.small else 40)
     size = write_model(trainer.model, tokenizer, options.out)
     write_log(options.out, head, trainer.log)
     print(
@@ -64,8 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     for kind, scores in head["held_out"].items():
         print(f"  {kind:32} loss {scores['loss']:.3f}  to the letter {scores['exact']:.0%}")
-    sys.stdout.flush()
-    os._exit(0)  # processes that still make text are not waited for
+    return 0
 
 
 if __name__ == "__main__":
