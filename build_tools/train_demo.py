@@ -66,8 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
     trainer = Trainer(shape, run, BEGIN)
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else trainer.train_tokenizer()
     head = trainer.run(tokenizer)
-    head["held_out"] = trainer.held_out(tokenizer, 2 if options.small else 40)
+    # The model first: what it scores can be found out later too.
     size = write_model(trainer.model, tokenizer, options.out)
+    write_log(options.out, head, trainer.log)
+    head["held_out"] = trainer.held_out(tokenizer, 2 if options.small else 40)
     write_log(options.out, head, trainer.log)
     print(
         f"{time.perf_counter() - BEGIN:6.1f} s  {head['steps']} steps, {head['tokens'] / 1e6:.0f} M tokens, "
