@@ -149,9 +149,9 @@ def add(draw: Draw) -> Turn:
 
 def subtract(draw: Draw) -> Turn:
     a, b = _pair(draw, (10, 99))
-    if draw.chance(0.75):
+    if draw.chance(0.85):
         a, b = max(a, b), min(a, b)
-    return _turn("subtract, two digits", draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=False)
+    return _turn("subtract, two digits", draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=a < b)
 
 
 def small(draw: Draw) -> Turn:

@@ -41,7 +41,7 @@ SampleRecipe = Callable[[Draw], Sample]
 
 # How often each is drawn, relative to the others. Tool dialogues are three times as long as the rest.
 TURNS: tuple[tuple[float, TurnRecipe], ...] = (
-    (6, arithmetic.add), (6, arithmetic.subtract), (3, arithmetic.small), (4, arithmetic.three_digits),
+    (9, arithmetic.add), (9, arithmetic.subtract), (3, arithmetic.small), (4, arithmetic.three_digits),
     (3, arithmetic.multiply), (2, arithmetic.divide), (3, arithmetic.story_sum), (2, arithmetic.add_many),
     (2, arithmetic.compare),
     (3, words.spell), (3, words.count_letter), (2, words.word_length), (2, words.reverse), (1, words.end_letter),
