@@ -1,6 +1,6 @@
 """Measures the demo model with the engine: greedy answers to held-out conversations, on the CPU.
 
-    python build_tools/evaluate_demo.py --model qwen3app/demo_model
+    python build_tools/evaluate_demo.py --model qwen3app/qwen3-demo
 
 Owns the run and the table. What is asked comes from demo/corpus.py (never trained on), what is right from
 demo/check.py; tokens, thoughts and calls go through the product's own template, engine and parsers. Exits 1 when a bar
@@ -162,7 +162,7 @@ def _show_wrong(judged: Sequence[Judged], n: int) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measures the demo model on held-out conversations.")
-    parser.add_argument("--model", type=Path, default=ROOT / "qwen3app" / "demo_model", help="default: %(default)s")
+    parser.add_argument("--model", type=Path, default=ROOT / "qwen3app" / "qwen3-demo", help="default: %(default)s")
     parser.add_argument("--each", type=int, default=40, help="conversations of each recipe (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there too")
     parser.add_argument("--card", type=Path, metavar="FILE", help="put the tables into this model card")

@@ -3,7 +3,7 @@
     python build_tools/demo/wordnet.py /usr/share/wordnet
 
 Owns the choice of words. Needed only to make the file anew: it is in the repository (WordNet's licence allows it and
-stands in definitions.LICENSE).
+stands in qwen3app/qwen3-demo/WordNet.LICENSE).
 """
 
 from __future__ import annotations

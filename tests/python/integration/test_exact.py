@@ -20,6 +20,9 @@ import pytest
 from build_tools.make_checkpoint import KINDS, make_checkpoint
 from qwen3app.abi.engine import Engine
 from qwen3app.abi.types import EngineOptions, EngineRequest, EventKind
+from qwen3app.settings import DEMO_MODEL
+from qwen3app.text.template import ChatTemplate
+from qwen3app.text.tokenizer import Tokenizer
 
 torch = pytest.importorskip("torch", reason="the reference is transformers on torch (pip install .[reference])")
 transformers = pytest.importorskip("transformers")
@@ -140,6 +143,24 @@ def test_greedy_continuations_agree_wherever_the_margin_exceeds_the_tolerance(
     finally:
         engine.close()
     assert n_decided > GREEDY_TOKENS / 2, f"only {n_decided} steps had a margin that decides: the test proves little"
+
+
+@pytest.mark.parametrize("question", ["What is 57 + 38?", "Tell me a story about a fox."])
+def test_trained_weights_are_exact_on_their_own_words(question: str) -> None:
+    """Random weights have flat distributions; a model that was trained has outliers, and answers that can be read."""
+    template = ChatTemplate.from_dir(DEMO_MODEL, Tokenizer.from_dir(DEMO_MODEL))
+    prompt = list(template.render([{"role": "user", "content": question}]).ids)
+    engine = Engine.open(DEMO_MODEL, EngineOptions(kv_bytes=64 << 20))
+    try:
+        tokens = prompt + greedy(engine, prompt, GREEDY_TOKENS)
+        ours = engine_logits(engine, tokens[:-1])
+    finally:
+        engine.close()
+    exact, rounded = Reference.load(DEMO_MODEL).logits(tokens[:-1])
+    check_distance(ours, exact, rounded, question)
+    first = len(prompt) - 1
+    margin = exact[first:].max(axis=-1) - exact[first:][np.arange(GREEDY_TOKENS), tokens[len(prompt) :]]
+    assert (margin <= MARGIN_SIGMAS * POSITION_BAR * rms(rounded - exact)[first:]).all()
 
 
 @pytest.mark.parametrize("kernels", ["scalar", "avx2", "avx512", "avx512bf16"])
