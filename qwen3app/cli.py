@@ -134,7 +134,7 @@ def _run_chat(args: argparse.Namespace) -> int:
         ChatOptions(
             model_dir=None
             if args.url is not None
-            else resolve_model_dir(engine.model, lambda: progress_on(sys.stderr)),
+            else resolve_model_dir(engine.model, lambda: progress_on(sys.stderr), _say),
             url=args.url,
             api_key=args.api_key if args.api_key is not None else os.environ.get("OPENAI_API_KEY"),
             remote_model=args.model,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_MODEL = Path("models/qwen3-8b")
+DEMO_MODEL = Path(__file__).resolve().parent / "qwen3-demo"  # comes with the program; its card says what it is
 LOG_LEVELS = ("debug", "info", "warning", "error")
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 _GIB = 1 << 30
@@ -134,7 +135,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="DIR|NAME",
         help="model directory with config.json, *.safetensors and tokenizer.json, or a name on the Hub like "
-        f"Qwen/Qwen3-8B, which is downloaded once (default: $QWEN3_MODEL, else {DEFAULT_MODEL})",
+        f"Qwen/Qwen3-8B, which is downloaded once (default: $QWEN3_MODEL, else {DEFAULT_MODEL}); "
+        f"{DEMO_MODEL.name} is the toy that comes with the program, which chat and serve take where there is no other",
     )
     group.add_argument(
         "--device",
@@ -277,11 +279,16 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
 
 
-def resolve_model_dir(argument: str | None, progress: Callable[[], Progress] | None = None) -> Path:
-    """The directory of --model, else of $QWEN3_MODEL, else models/qwen3-8b. Each may be a name on the Hub instead: then
-    its directory in the Hub's cache. progress: makes what is told of the download of a model that is not there
-    yet; None: nothing is downloaded. UsageError where there is none. An existing directory never leads to
-    the network."""
+def resolve_model_dir(
+    argument: str | None,
+    progress: Callable[[], Progress] | None = None,
+    on_demo: Callable[[str], None] | None = None,
+) -> Path:
+    """The directory of --model, else of $QWEN3_MODEL, else models/qwen3-8b, else the demo's. The first two may be a
+    name on the Hub instead: then its directory in the Hub's cache. progress: makes what is told of the download of a
+    model that is not there yet; None: nothing is downloaded. on_demo: is told in one sentence that the demo is taken
+    since there is no other; None: it is not taken then. UsageError where there is no model. An existing directory
+    never leads to the network."""
     if argument is not None:
         if not argument:
             raise UsageError("--model is empty; give the path of a model directory, or a name like Qwen/Qwen3-8B.")
@@ -291,6 +298,12 @@ def resolve_model_dir(argument: str | None, progress: Callable[[], Progress] | N
         return _existing(environment, "QWEN3_MODEL", progress)
     if DEFAULT_MODEL.is_dir():
         return DEFAULT_MODEL
+    if on_demo is not None and DEMO_MODEL.is_dir():
+        on_demo(
+            f"no model is here, so {DEMO_MODEL.name} answers, a toy inside this program. For a real one: "
+            f"qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}"
+        )
+        return DEMO_MODEL
     raise UsageError(
         f"No model: give --model DIR or a name like --model Qwen/Qwen3-8B, which is downloaded, set QWEN3_MODEL, or "
         f"put one into {DEFAULT_MODEL} (`qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}`)."
@@ -303,6 +316,8 @@ def _existing(text: str, source: str, progress: Callable[[], Progress] | None) -
         path = path.expanduser()
         if path.is_dir():
             return path
+        if text == DEMO_MODEL.name and DEMO_MODEL.is_dir():
+            return DEMO_MODEL
         what = "is a file, not a model directory" if path.exists() else "does not exist"
         named = not path.exists() and not path.parent.is_dir()
     except (OSError, RuntimeError) as error:  # no permission; no home directory to put for ~

@@ -1,8 +1,9 @@
 """`qwen3-8b --licenses`: the licences of everything that is inside the executable or the installed command.
 
 Owns the list of what is inside: this project, Qwen3's chat template, the Python packages it runs with (found from their
-own metadata, with what they depend on), Python, and what is compiled into libqwen3. Licence files that belong to none
-of these metadata lie in a folder `licenses` beside the package (the packed executable brings Python's own there).
+own metadata, with what they depend on), Python, the demo model, and what is compiled into libqwen3. Licence
+files that belong to none of these metadata lie in a folder `licenses` beside the package (the packed executable brings
+Python's own there).
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def license_texts(distribution: metadata.Distribution) -> Iterator[tuple[str, st
 def run_licenses(stdout: TextIO | None = None) -> int:
     stdout = stdout or sys.stdout
     _section(stdout, f"{_PROJECT} (this program): Apache-2.0", [text for text in (_own_license(),) if text])
-    for name, text in _OTHERS:
+    for name, text in (*_OTHERS, *_demo()):
         _section(stdout, name, [text])
     extra = dict(_extra_files())
     if not any("python" in name.lower() for name in extra):
@@ -148,6 +149,12 @@ def _own_license() -> str | None:
         return next((text for _, text in license_texts(metadata.distribution(_PROJECT))), None)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _demo() -> Iterator[tuple[str, str]]:
+    path = Path(__file__).resolve().parents[1] / "qwen3-demo" / "WordNet.LICENSE"
+    if path.is_file():
+        yield "qwen3-demo (the model that comes with this program): Apache-2.0, WordNet's definitions", path.read_text()
 
 
 def _extra_files() -> Iterator[tuple[str, str]]:

@@ -54,7 +54,9 @@ _SWITCH_SECONDS = 0.001
 
 def run_server(settings: ServeSettings) -> int:
     """Serves until a signal ends it. Returns the exit code; raises AppError where it cannot even begin."""
-    directory = resolve_model_dir(settings.engine.model, partial(_log_download, settings.log_level))
+    directory = resolve_model_dir(
+        settings.engine.model, partial(_log_download, settings.log_level), partial(_log_demo, settings.log_level)
+    )
     tls = tls_context(settings.guards)
     listener = bind(settings.host, settings.port)
     loader = Loader(directory, settings)  # before the heavy imports below: it loads while they do
@@ -77,6 +79,12 @@ def _log_download(log_level: str) -> Lines:
 
     log = Log(log_level)
     return Lines(lambda sentence: log.write("download", message=sentence))
+
+
+def _log_demo(log_level: str, sentence: str) -> None:
+    from qwen3app.server.access_log import Log
+
+    Log(log_level).write("demo", "warning", message=sentence)
 
 
 def raise_file_limit() -> None:

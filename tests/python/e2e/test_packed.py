@@ -239,7 +239,7 @@ def sentence_of(result: subprocess.CompletedProcess[str]) -> str:
     [
         (("serve", "--model", "/no/such/model"), "/no/such/model"),
         (("chat", "--model", "/no/such/model", "--once", "hi"), "/no/such/model"),
-        (("serve",), "--model"),
+        (("info",), "--model"),
         (("sevre",), "serve"),
         (("serve", "--modle", "x"), "--model"),
         (("serve", "--port", "notaport"), "notaport"),

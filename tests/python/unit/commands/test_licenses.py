@@ -51,6 +51,7 @@ def test_who_wrote_what() -> None:
     own, _, others = out.getvalue().partition("Qwen3's chat template")
     assert "Copyright 2026 the qwen3-8b authors" in own and "Alibaba" not in own
     assert "Copyright 2024 Alibaba Cloud" in others.partition("nlohmann-json")[0]
+    assert "WordNet 3.0 Copyright 2006 by Princeton University" in others.partition("qwen3-demo (the model")[2]
     template = (ROOT / "qwen3app" / "text" / "qwen3_chat_template.jinja").read_bytes()
     assert template == (ROOT / "tests" / "data" / "qwen3" / "chat_template.jinja").read_bytes()
     assert "Copyright 2024 Alibaba Cloud" in (ROOT / "tests" / "data" / "qwen3" / "LICENSE").read_text()

@@ -131,8 +131,11 @@ def test_paths_and_offline_never_lead_to_the_network(run: Run, hub: FakeHub, tmp
         assert done.returncode == 2 and done.stderr.endswith("does not exist; check the path.\n"), done.stderr
     offline = run("chat", "--model", "Qwen/tiny", "--once", "x", HF_HUB_OFFLINE="1")
     assert offline.returncode == 1 and "HF_HUB_OFFLINE is set, and Qwen/tiny is not here in full" in offline.stderr
-    none = run("chat", "--once", "x")
+    none = run("info")
     assert none.returncode == 2 and "`qwen3-8b pull Qwen/Qwen3-8B --dir models/qwen3-8b`" in none.stderr
+    demo = run("chat", "--once", "What is 57 + 38?")
+    assert demo.returncode == 0 and "57 + 38 = 95." in demo.stdout
+    assert "so qwen3-demo answers" in demo.stderr and demo.stderr.count("\n") == 1, "thoughts are not shown"
     assert not hub.seen
 
 

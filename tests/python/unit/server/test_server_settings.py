@@ -10,6 +10,7 @@ import pytest
 from qwen3app.abi.types import EngineOptions
 from qwen3app.errors import UsageError
 from qwen3app.settings import (
+    DEMO_MODEL,
     EngineSettings,
     ServeSettings,
     add_engine_arguments,
@@ -172,13 +173,17 @@ def test_where_the_model_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("QWEN3_MODEL", raising=False)
     with pytest.raises(UsageError, match="No model: give --model"):
         resolve_model_dir(None)
+    said: list[str] = []
+    assert resolve_model_dir(None, on_demo=said.append) == DEMO_MODEL
+    assert len(said) == 1 and said[0].endswith("qwen3-8b pull Qwen/Qwen3-8B --dir models/qwen3-8b")
     default = tmp_path / "models" / "qwen3-8b"
     default.mkdir(parents=True)
-    assert resolve_model_dir(None).resolve() == default
+    assert resolve_model_dir(None, on_demo=said.append).resolve() == default
     other = tmp_path / "other"
     other.mkdir()
     monkeypatch.setenv("QWEN3_MODEL", str(other))
-    assert resolve_model_dir(None) == other
+    assert resolve_model_dir(None, on_demo=said.append) == other
+    assert len(said) == 1, "where a model is, nothing is said"
     assert resolve_model_dir(str(default)) == default
     (tmp_path / "file").touch()
     for wrong, why in (
@@ -191,4 +196,17 @@ def test_where_the_model_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monke
             resolve_model_dir(wrong)
     monkeypatch.setenv("QWEN3_MODEL", "nowhere")
     with pytest.raises(UsageError, match="QWEN3_MODEL"):
-        resolve_model_dir(None)
+        resolve_model_dir(None, on_demo=said.append)
+
+
+def test_the_demo_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model_dir("qwen3-demo") == DEMO_MODEL
+    (tmp_path / "qwen3-demo").mkdir()
+    assert resolve_model_dir("qwen3-demo") == Path("qwen3-demo"), "a directory of that name comes first"
+    monkeypatch.setattr("qwen3app.settings.DEMO_MODEL", tmp_path / "gone" / "qwen3-demo")
+    with pytest.raises(UsageError, match="No model: give --model"):
+        resolve_model_dir(None, on_demo=print)
+    (tmp_path / "qwen3-demo").rmdir()
+    with pytest.raises(UsageError, match="does not exist"):
+        resolve_model_dir("qwen3-demo")
