@@ -11,7 +11,6 @@ CMAKE := $(VENV)/bin/cmake
 # Two at once by default: the smallest machine that this project promises to build on has two cores.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 16 ] && n=16; echo $$n)
 NODE_CLIENTS := .node-clients
-DEMO_MODEL := models/demo
 FUZZ_SECONDS ?= 10
 
 export PYTHONDONTWRITEBYTECODE := 1
@@ -36,18 +35,16 @@ build: $(VENV)/.stamp-build build/native/build.ninja ## the library build/native
 	@$(CMAKE) --build build/native --parallel $(JOBS) --target qwen3
 
 .PHONY: demo
-demo: build $(DEMO_MODEL)/config.json ## build, make a small checkpoint with random weights, open a chat on it
-	@echo "The demo's weights are random: it answers quickly, and with nonsense." >&2
-	@if [ -t 0 ] && [ -t 1 ]; then $(VENV)/bin/qwen3-8b chat --model $(DEMO_MODEL) --max-tokens 200; \
-	else $(VENV)/bin/qwen3-8b chat --model $(DEMO_MODEL) --max-tokens 40 --once "Hello" </dev/null; fi
+demo: build ## build, and open a chat on the small model that comes with the program (without a terminal: one answer)
+	@echo "qwen3-demo is a toy of 6 million parameters: qwen3app/qwen3-demo/README.md says what it can do." >&2
+	@if [ -t 0 ] && [ -t 1 ]; then \
+	  echo "Ask it: What is 57 + 38? For a tool call: /tools docs/example_tools.py, then: What time is it in Tokyo?" >&2; \
+	  $(VENV)/bin/qwen3-8b chat --model qwen3-demo; \
+	else $(VENV)/bin/qwen3-8b chat --model qwen3-demo --once "Hello" </dev/null; fi
 
 .PHONY: demo-eval
 demo-eval: build $(VENV)/.stamp-test ## held-out questions to the demo model, on the CPU; fails below the bars of its card
 	@$(PYTHON_BIN) build_tools/evaluate_demo.py
-
-$(DEMO_MODEL)/config.json: build_tools/make_checkpoint.py | $(VENV)/.stamp-build
-	@$(PYTHON_BIN) build_tools/make_checkpoint.py --out $(DEMO_MODEL) --shape tiny >/dev/null
-	@touch $@
 
 .PHONY: dist
 dist: $(VENV)/.stamp-build $(VENV)/.stamp-cuda ## one file dist/qwen3-8b, and libqwen3.so, qwen3.h, qwen3.pc for other hosts
@@ -97,7 +94,7 @@ coverage: test-native $(VENV)/.stamp-test ## Python unit and integration tests w
 	@COVERAGE_FILE=build/.coverage $(PYTHON_BIN) build_tools/check_coverage.py --build build/coverage --reports build/reports
 
 .PHONY: test-e2e
-test-e2e: dist $(VENV)/.stamp-test $(DEMO_MODEL)/config.json ## the packed file as a person would use it
+test-e2e: dist $(VENV)/.stamp-test ## the packed file as a person would use it
 	@$(PYTHON_BIN) -m pytest tests/python/e2e
 
 # With QWEN3_LONG property tests draw new examples, and limits of time are those that are promised: it wants an idle machine.
@@ -146,8 +143,8 @@ CPP_FILES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*
 ## ---- housekeeping
 
 .PHONY: clean
-clean: ## remove build/, dist/ and the demo checkpoint; .venv stays (rm -r .venv to make it anew)
-	@rm -rf build dist $(DEMO_MODEL) .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## remove build/ and dist/; .venv stays (rm -r .venv to make it anew)
+	@rm -rf build dist .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find qwen3app tests build_tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: help
@@ -159,7 +156,7 @@ help: ## this list
 # Stamps: made anew only when pyproject.toml (the pins) or the recipe changes. `make` alone needs no test packages and no
 # torch; the tests do (transformers is the reference that logits are compared with).
 $(VENV)/.stamp-build: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py
-	@build_tools/make_venv.sh $(VENV) build checkpoints
+	@build_tools/make_venv.sh $(VENV) build
 	@touch $@
 
 $(VENV)/.stamp-test: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py | $(VENV)/.stamp-build
@@ -194,7 +191,7 @@ FORCE:
 
 # nvcc from PyPI, only where there is none.
 $(VENV)/.stamp-cuda: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py | $(VENV)/.stamp-build
-	@command -v nvcc >/dev/null || build_tools/make_venv.sh $(VENV) build checkpoints cuda
+	@command -v nvcc >/dev/null || build_tools/make_venv.sh $(VENV) build cuda
 	@touch $@
 
 .PHONY: build-coverage
