@@ -29,6 +29,7 @@ _CONNECT_SECONDS = 10.0
 _MODEL_SECONDS = 30.0  # for the list of models; an answer may take as long as it takes
 _FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError)  # the last ones: hosts that are no names
 _MOST_NUMBER = 10**15  # of tokens or milliseconds that a server tells
+_MOST_BYTES = 16 << 20  # of one event, or of a reply that is none
 _Delta = Piece | Call
 
 
@@ -139,8 +140,7 @@ class RemoteBackend:
             data = json.dumps(body).encode()  # in ASCII: what is no text is for the server to refuse
             async with self._client.stream("POST", f"{self._url}/chat/completions", content=data) as response:
                 if response.status_code != 200:
-                    await response.aread()
-                    raise _refused(response)
+                    raise await _refused(response)
                 async with aclosing(_events(response)) as events:
                     async for event in events:
                         _take(event, calls, said, stats)
@@ -183,12 +183,12 @@ class RemoteBackend:
 
     async def _find_model(self) -> None:
         try:
-            response = await self._client.get(f"{self._url}/models", timeout=_MODEL_SECONDS)
+            async with self._client.stream("GET", f"{self._url}/models", timeout=_MODEL_SECONDS) as response:
+                if response.status_code != 200:
+                    raise await _refused(response)
+                cards = _json(await _all(response)).get("data")
         except _FAILURES as error:
             raise ChatError(f"There is no answer from {self.place}: {_words(error)}.") from None
-        if response.status_code != 200:
-            raise _refused(response)
-        cards = _json(response.content).get("data")
         models = {
             card["id"]: card
             for card in (cards if isinstance(cards, list) else ())
@@ -209,9 +209,10 @@ class RemoteBackend:
         if not self._has_status:
             return
         self._has_status = False
-        with contextlib.suppress(*_FAILURES):
-            response = await self._client.get(f"{self._url.removesuffix('/v1')}/status", timeout=_CONNECT_SECONDS)
-            found = _json(response.content) if response.status_code == 200 else {}
+        url = f"{self._url.removesuffix('/v1')}/status"
+        with contextlib.suppress(ChatError, *_FAILURES):
+            async with self._client.stream("GET", url, timeout=_CONNECT_SECONDS) as response:
+                found = _json(await _all(response)) if response.status_code == 200 else {}
             if _is_number(found.get("kv_usage")) and isinstance(found.get("defaults"), dict):
                 self.kv_share, self._defaults = found["kv_usage"], found["defaults"]
                 self.unset = None  # our own server: what it does not name is off
@@ -243,22 +244,56 @@ def _take(event: dict[str, Any], calls: dict[int, dict[str, str]], said: Any, st
             call["id"] = call["id"] or str(part.get("id") or "")
             call["name"] = call["name"] or str(function.get("name") or "")
             call["arguments"] += str(function.get("arguments") or "")
+            if len(call["arguments"]) > _MOST_BYTES:
+                raise _too_long()
         if reason := choice.get("finish_reason"):
             stats.finish = str(reason)
 
 
 async def _events(response: httpx2.Response) -> AsyncGenerator[dict[str, Any], None]:
     """The server-sent events' JSON, up to [DONE]."""
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        event = _json(data.encode())
-        if not event:
-            raise ChatError(f"The server sent an event that is no JSON object: {sanitize_line(data[:100])}")
-        yield event
+    async with aclosing(_lines(response)) as lines:
+        async for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                return
+            event = _json(data)
+            if not event:
+                shown = sanitize_line(data[:100].decode("utf-8", "replace"))
+                raise ChatError(f"The server sent an event that is no JSON object: {shown}")
+            yield event
+
+
+async def _lines(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """Lines, which end with a newline alone: what else ends a line for Python may stand inside a JSON text."""
+    line = bytearray()
+    async for data in response.aiter_bytes():
+        first, *others = data.split(b"\n")
+        line += first
+        for other in others:
+            yield bytes(line)
+            line = bytearray(other)
+        if len(line) > _MOST_BYTES:
+            raise _too_long()
+    yield bytes(line)
+
+
+async def _all(response: httpx2.Response) -> bytes:
+    """The whole of a reply that is not a stream."""
+    data = bytearray()
+    async for part in response.aiter_bytes():
+        data += part
+        if len(data) > _MOST_BYTES:
+            raise _too_long()
+    return bytes(data)
+
+
+def _too_long() -> ChatError:
+    return ChatError(
+        f"The server sends more than {_MOST_BYTES >> 20} MiB in one piece; is it an OpenAI-compatible one?"
+    )
 
 
 def _json(data: bytes) -> dict[str, Any]:
@@ -280,8 +315,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < _MOST_NUMBER
 
 
-def _refused(response: httpx2.Response) -> ChatError:
-    error = _json(response.content).get("error")
+async def _refused(response: httpx2.Response) -> ChatError:
+    error = _json(await _all(response)).get("error")
     said = error.get("message") if isinstance(error, dict) else error
     sentence = sanitize_line(str(said or response.reason_phrase or "no reason given"))
     hint = " (the key comes from --api-key or OPENAI_API_KEY)" if response.status_code in (401, 403) else ""

@@ -1,9 +1,11 @@
 """Makes text of a model safe to write to a terminal.
 
-Owns the one rule: no control character but newline and tab reaches the terminal, so that a model can neither move the
-cursor, retitle the window, write the clipboard nor hide text. Refuses to know what an escape sequence means: when its
-first character is gone the rest is plain letters, whatever the sequence was and wherever the stream was cut. Each
-character is therefore treated alone, which makes the function stateless: cleaning pieces equals cleaning the whole.
+Owns the one rule: no control character but newline and tab reaches the terminal, and none that changes the direction of
+writing, so that a model can neither move the cursor, retitle the window, write the clipboard nor hide text. Words of
+scripts that run from right to left need none: their letters have a direction. Refuses to know what an escape sequence
+means: when its first character is gone the rest is plain letters, whatever the sequence was and wherever the stream was
+cut. Each character is therefore treated alone, which makes the function stateless: cleaning pieces equals cleaning the
+whole.
 Any thread.
 """
 
@@ -17,7 +19,7 @@ def _table() -> dict[int, str | None]:
         table[code] = "\ufffd"
     for code in range(0xD800, 0xE000):  # lone surrogates cannot be written as UTF-8
         table[code] = "\ufffd"
-    for code in (0x202D, 0x202E):  # forced direction shows a text that is not the one written; isolates are harmless
+    for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A)):  # they show a text in another order than it has
         table[code] = "\ufffd"
     for code in (0x2028, 0x2029):  # line and paragraph separators
         table[code] = "\n"

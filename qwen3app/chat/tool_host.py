@@ -213,6 +213,14 @@ def call(function: typing.Callable[..., typing.Any], tool: dict[str, typing.Any]
 # ------------------------------------------------------------------------------------------------------------ process
 
 
+class Printed(io.StringIO):
+    """The beginning of what the file prints: a call that prints without end must not fill the memory."""
+
+    def write(self, text: str) -> int:
+        super().write(text[: max(0, MOST_RESULT - self.tell())])
+        return len(text)
+
+
 def main(path: str) -> None:
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
@@ -224,7 +232,7 @@ def main(path: str) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
-    printed = io.StringIO()
+    printed = Printed()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             functions = load(path)
@@ -250,11 +258,11 @@ def main(path: str) -> None:
     while True:
         with contextlib.suppress(KeyboardInterrupt):  # between two calls there is nothing to interrupt
             request = json.loads(waiting.get())
-            printed = io.StringIO()
+            printed = Printed()
             name = request["name"]
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 result = call(functions[name], tools[name], request["arguments"])
-            say(result=result, printed=printed.getvalue()[:MOST_RESULT])
+            say(result=result, printed=printed.getvalue())
 
 
 if __name__ == "__main__":

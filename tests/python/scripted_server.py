@@ -1,7 +1,7 @@
 """A server that speaks OpenAI's streaming chat and says what a test wants: for chats that talk to a URL.
 
-Each entry of `answers` is the events of one answer; the last one is given again when no more are left. `gate`: events
-behind the first of an answer wait until it is set.
+Each entry of `answers` is the events of one answer; the last one is given again when no more are left. An event is
+its JSON, or bytes that are sent as they are. `gate`: events behind the first of an answer wait until it is set.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _event(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
 
 
 class ScriptedServer:
-    def __init__(self, answers: Sequence[Sequence[dict[str, Any]]], key: str | None = None) -> None:
+    def __init__(self, answers: Sequence[Sequence[dict[str, Any] | bytes]], key: str | None = None) -> None:
         self.answers = list(answers)
         self.key = key
         self.gate = threading.Event()
@@ -76,7 +76,10 @@ class ScriptedServer:
                 for number, event in enumerate(events):
                     if number == 1:
                         script.gate.wait(PATIENCE)
-                    self.wfile.write(b": a comment\ndata: " + json.dumps(event).encode() + b"\n\n")
+                    if isinstance(event, bytes):
+                        self.wfile.write(event)
+                    else:
+                        self.wfile.write(b": a comment\ndata: " + json.dumps(event).encode() + b"\n\n")
                 self.wfile.write(b"data: [DONE]\n\n")
 
             def _json(self, body: Any, status: int) -> None:
@@ -103,7 +106,7 @@ class ScriptedServer:
 
 
 @contextmanager
-def scripted(*answers: Sequence[dict[str, Any]], key: str | None = None) -> Iterator[ScriptedServer]:
+def scripted(*answers: Sequence[dict[str, Any] | bytes], key: str | None = None) -> Iterator[ScriptedServer]:
     server = ScriptedServer(answers, key)
     server.start()
     try:

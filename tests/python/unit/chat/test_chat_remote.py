@@ -12,6 +12,7 @@ import pytest
 from patience import until
 from scripted_server import ScriptedServer, call, scripted, words
 
+from qwen3app.chat import remote
 from qwen3app.chat.backend import Call, Piece
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.remote import RemoteBackend, base_url
@@ -223,6 +224,32 @@ async def test_streams_that_break_are_one_sentence(events: Any, sentence: str) -
         async with RemoteBackend(server.url, None, None) as backend:
             with pytest.raises(ChatError, match=sentence):
                 await ask(ChatSession(backend), "Hi")
+
+
+async def test_what_has_no_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_MOST_BYTES", 1 << 20)
+    sentence = "The server sends more than 1 MiB in one piece"
+    part = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "x" * 9000}}]}}]}
+    for events in ([b"data: " + b"x" * (3 << 20)], [b": " + b"x" * (3 << 20)], [part] * 150):
+        with scripted(events) as server:
+            async with RemoteBackend(server.url, None, None) as backend:
+                with pytest.raises(ChatError, match=sentence):
+                    await ask(ChatSession(backend), "Hi")
+    with scripted(words("x")) as server:
+        server.status_reply = {"kv_usage": 0.5, "defaults": {}, "more": "x" * (3 << 20)}
+        async with RemoteBackend(server.url, None, None) as backend:
+            assert backend.kv_share is None  # a reply that nobody needs is no reason to end
+        server.models = {"data": [{"id": "x" * (3 << 20)}]}
+        with pytest.raises(ChatError, match=sentence):
+            await RemoteBackend(server.url, None, None).__aenter__()
+
+
+async def test_only_a_newline_ends_an_event() -> None:
+    text = "a\u2028b\u0085c\u001dd"  # str.splitlines would cut at each
+    lines = b'data: {"choices":[{"delta":{"content":"%s"}}]}\r\n\r\n' % text.encode().replace(b"\x1d", b"\\u001d")
+    with scripted([lines[:40], lines[40:], *words("!")]) as server:
+        async with RemoteBackend(server.url, None, None) as backend:
+            assert await ask(ChatSession(backend), "Hi") == [Piece("answer", text), Piece("answer", "!")]
 
 
 async def test_refusals(server: ScriptedServer) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from qwen3app.chat.sanitize import sanitize, sanitize_line
 
+_DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # embeddings, overrides, isolates
 any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates included
 
 
@@ -22,7 +23,11 @@ def test_no_control_character_passes(text: str) -> None:
     for char in shown:
         assert char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs"), hex(ord(char))
     shown.encode("utf-8")
-    assert "\u202e" not in shown and "\u202d" not in shown
+    assert not set(_DIRECTIONS) & set(shown)
+
+
+def test_directions_become_visible() -> None:
+    assert sanitize("a" + _DIRECTIONS + "b\u200f\u200e") == "a" + "\ufffd" * 9 + "b\u200f\u200e"
 
 
 @given(st.lists(any_text))
@@ -35,8 +40,8 @@ def test_clean_text_is_a_fixed_point(text: str) -> None:
     assert sanitize(sanitize(text)) == sanitize(text)
 
 
-@given(st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"), exclude_characters="\u202d\u202e")))
-@example("👩‍👩‍👧‍👦 🇨🇳 🏴󠁧󠁢󠁥󠁮󠁧󠁿 삼겹살 ďábelské 日本語 עברית \u2067x\u2069")
+@given(st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"), exclude_characters=_DIRECTIONS)))
+@example("👩‍👩‍👧‍👦 🇨🇳 🏴󠁧󠁢󠁥󠁮󠁧󠁿 삼겹살 ďábelské 日本語 עברית \u200f")
 def test_ordinary_text_is_untouched(text: str) -> None:
     assert sanitize(text) == text
 

@@ -155,3 +155,12 @@ def test_it_needs_no_package_and_ends_with_its_input(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines[0]["tools"][0]["function"]["name"] == "f"
     assert lines[1:] in ([], [{"result": "8", "printed": "seen\n"}])  # the input's end may come first
+
+
+def test_of_what_is_printed_the_beginning_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_host, "MOST_RESULT", 10)
+    printed = tool_host.Printed()
+    for _ in range(1000):
+        print("abc", file=printed)
+    printed.writelines(["x", "y"])
+    assert printed.write("more") == 4 and printed.getvalue() == "abc\nabc\nab"
