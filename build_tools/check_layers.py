@@ -39,7 +39,7 @@ APP = {
     "abi": {"errors"},
     "argument_types": set[str](),
     "sizes": set[str](),
-    "weights_index": {"errors"},
+    "weights_index": {"errors", "text"},
     "guards": {"errors", "argument_types"},
     "hub": {"errors", "version", "text", "abi", "sizes", "weights_index"},
     "settings": {"errors", "abi", "version", "argument_types", "guards", "hub"},

@@ -3,11 +3,12 @@ is the engine's word. Pure functions; any thread."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qwen3app.errors import ModelError
+from qwen3app.text import files
+from qwen3app.text.errors import TextError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -20,24 +21,16 @@ def check_regular(path: Path) -> None:
         raise ModelError(f"{path} is not a regular file; put the file itself there.")
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file as Python values; ModelError with one sentence otherwise."""
-    check_regular(path)
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; ModelError with one sentence otherwise."""
     try:
-        if path.stat().st_size > _MAX_JSON:
+        if path.is_file() and path.stat().st_size > _MAX_JSON:
             raise ModelError(f"{path} has {path.stat().st_size} bytes, too many for a JSON file of a model.")
-        return json.loads(path.read_bytes())
+        return files.read_json_object(path)
+    except TextError as error:
+        raise ModelError(str(error)) from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}.") from None
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}, not an object.")
-    return value
 
 
 def weight_files(model_dir: Path) -> list[Path]:

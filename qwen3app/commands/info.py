@@ -90,26 +90,29 @@ def _model(model_dir: Path, config: _Config, tensors: list[TensorEntry]) -> dict
 
 
 def _text(model_dir: Path) -> dict[str, Any]:
+    from qwen3app.text.check import text_problems
     from qwen3app.text.errors import TextError
     from qwen3app.text.tokenizer import Tokenizer
 
     sources = ("chat_template.jinja", "tokenizer_config.json")
     source = next((name for name in sources if _holds_template(model_dir / name)), "built in (the model brings none)")
+    tokenizer: Tokenizer | None = None
+    eos: list[dict[str, Any]] = []
     try:
         tokenizer = Tokenizer.from_dir(model_dir)
+        about: dict[str, Any] = {"ids": tokenizer.n_ids, "control_tokens": len(tokenizer.control_tokens)}
+        eos = [{"id": token, "text": tokenizer.decode([token], skip_special=False)} for token in tokenizer.eos_ids]
     except (TextError, AppError) as error:
-        return {"tokenizer": {"error": str(error)}, "eos": [], "chat_template": source}
-    return {
-        "tokenizer": {"ids": tokenizer.n_ids, "control_tokens": len(tokenizer.control_tokens)},
-        "eos": [{"id": token, "text": tokenizer.decode([token], skip_special=False)} for token in tokenizer.eos_ids],
-        "chat_template": source,
-    }
+        about = {"error": str(error)}
+    problems = list(text_problems(model_dir, tokenizer))
+    return {"tokenizer": about, "eos": eos, "chat_template": source, "problems": problems}
 
 
 def _holds_template(path: Path) -> bool:
-    if not path.exists():
+    try:
+        return path.exists() and (path.suffix == ".jinja" or bool(read_json_object(path).get("chat_template")))
+    except ModelError:  # the tokenizer will say so
         return False
-    return path.suffix == ".jinja" or bool(read_json_object(path).get("chat_template"))
 
 
 def _needs(config: _Config, model: dict[str, Any]) -> dict[str, Any]:
@@ -186,11 +189,10 @@ def run_info(
         print_json(description, stdout)
     else:
         stdout.write(to_text(description))
-    problem = description["machine"].get("error") or description["model"]["tokenizer"].get("error")
-    if problem is None:
-        return 0
-    stderr.write(f"qwen3-8b: cannot run: {shown(problem)}\n")
-    return 1
+    problems = [*filter(None, [description["machine"].get("error")]), *description["model"]["problems"]]
+    for problem in problems:
+        stderr.write(f"qwen3-8b: cannot run: {shown(problem)}\n")
+    return 1 if problems else 0
 
 
 def to_text(description: dict[str, Any]) -> str:

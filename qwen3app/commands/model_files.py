@@ -15,8 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from qwen3app.errors import ModelError
+from qwen3app.text.files import pointer_problem
 from qwen3app.weights_index import check_regular, stays_inside
 
+_MAX_BEGINNING = 64  # enough to know a file by
 _MAX_HEADER = 100_000_000  # the format's own limit
 DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
@@ -47,9 +49,12 @@ def read_tensors(path: Path) -> list[TensorEntry]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            first = file.read(8)
-            length = int.from_bytes(first, "little")
-            if len(first) < 8 or length > _MAX_HEADER or 8 + length > size:
+            beginning = file.read(_MAX_BEGINNING)
+            if problem := pointer_problem(path, beginning):
+                raise ModelError(problem)
+            file.seek(8)
+            length = int.from_bytes(beginning[:8], "little")
+            if len(beginning) < 8 or length > _MAX_HEADER or 8 + length > size:
                 raise ModelError(f"{path} is no complete safetensors file: its header does not fit its {size} bytes.")
             header = json.loads(file.read(length))
     except OSError as error:

@@ -9,9 +9,10 @@ front to back; hashing and the search for broken values share the bytes and run 
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,8 @@ from qwen3app.commands.model_files import (
 )
 from qwen3app.errors import EngineError, ModelError
 from qwen3app.sizes import format_bytes
-from qwen3app.weights_index import weight_files
+from qwen3app.text.files import pointer_problem
+from qwen3app.weights_index import INDEX, weight_files
 
 _CHUNK = 1 << 21  # a multiple of every element size; fits the cache of one core, so the second reader finds it there
 
@@ -79,6 +81,15 @@ class VerifyReport:
     files: list[FileReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of reading; the structure is checked before
+    _known: set[str] = field(default_factory=set)  # names of files of which something has been said
+
+    def add(self, sentence: str, names: Iterable[str]) -> None:
+        """Adds what is wrong with some of the model's files, `names`, unless all that it speaks of have a problem
+        already: one fault shows in several checks."""
+        about = {name for name in names if re.search(rf"(?<![\w.-]){re.escape(name)}(?!\.?[\w/-])", sentence)}
+        if not about or not about <= self._known:
+            self.problems.append(sentence)
+            self._known |= about
 
     @property
     def bytes(self) -> int:
@@ -101,7 +112,17 @@ def check_structure(model_dir: Path) -> Iterator[str]:
 def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None) -> VerifyReport:
     """Runs all checks. on_bytes: told how many bytes have been read so far."""
     report = VerifyReport(model_dir)
-    report.problems += check_structure(model_dir)
+    found = model_files(model_dir)
+    published: dict[str, list[PublishedHash]] = {}
+    unreadable: list[str] = []
+    try:
+        for name, published_hash in published_hashes(model_dir):
+            published.setdefault(name, []).append(published_hash)
+    except ModelError as error:
+        unreadable.append(str(error))
+    names = {*found, *published, *_expected(model_dir)}
+    for sentence in check_structure(model_dir):
+        report.add(sentence, names)
     started = time.monotonic()
     tensors: dict[str, list[TensorEntry]] = {}
     try:
@@ -109,25 +130,19 @@ def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None)
             try:
                 tensors[path.relative_to(model_dir).as_posix()] = read_tensors(path)
             except ModelError as error:
-                _add(report.problems, str(error))
+                report.add(str(error), names)
     except ModelError as error:
-        _add(report.problems, str(error))
-    published: dict[str, list[PublishedHash]] = {}
-    try:
-        for name, published_hash in published_hashes(model_dir):
-            published.setdefault(name, []).append(published_hash)
-    except ModelError as error:
-        report.problems.append(str(error))
-    names = model_files(model_dir)
-    for name in sorted(set(published) - set(names)):
-        report.problems.append(f"{model_dir / name} is missing, but {published[name][0].source} gives its hash.")
+        report.add(str(error), names)
+    report.problems += unreadable
+    for name in sorted(set(published) - set(found)):
+        report.add(f"{model_dir / name} is missing, but {published[name][0].source} gives its hash.", [name])
     with ThreadPoolExecutor(max_workers=1) as pool:
-        for name in names:
+        for name in found:
             file = FileReport(name, tensors=len(tensors.get(name, ())))
             try:
-                git = _read_file(model_dir / name, file, tensors.get(name, []), report.problems, pool, on_bytes, report)
+                git = _read_file(model_dir / name, file, tensors.get(name, []), report, pool, on_bytes)
             except OSError as error:
-                report.problems.append(f"{model_dir / name} cannot be read: {error.strerror}.")
+                report.add(f"{model_dir / name} cannot be read: {error.strerror}.", [name])
                 continue
             report.files.append(file)
             for expected in published.get(name, ()):
@@ -136,9 +151,10 @@ def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None)
                     file.compared_to.append(expected.source)
                 else:
                     kind = "SHA-256" if expected.kind == "sha256" else "git hash"
-                    report.problems.append(
+                    report.add(
                         f"{model_dir / name} has the {kind} {actual}, "
-                        f"but {expected.source} says {expected.hex}: download the file again."
+                        f"but {expected.source} says {expected.hex}: download the file again.",
+                        [name],
                     )
     report.seconds = time.monotonic() - started
     return report
@@ -148,10 +164,9 @@ def _read_file(
     path: Path,
     file: FileReport,
     tensors: list[TensorEntry],
-    problems: list[str],
+    report: VerifyReport,
     pool: ThreadPoolExecutor,
     on_bytes: Callable[[int], None],
-    report: VerifyReport,
 ) -> str:
     """Reads one file to its end, fills its report, and returns its git blob hash."""
     before = report.bytes
@@ -163,6 +178,8 @@ def _read_file(
             broken = 0
             while length > 0:
                 data = stream.read(min(length, _CHUNK))
+                if file.bytes == 0 and (problem := pointer_problem(path, data)):
+                    report.add(problem, [file.name])
                 if not data:
                     raise OSError(0, "it became shorter while it was read", str(path))
                 hashed = pool.submit(sha256.update, data)
@@ -175,7 +192,7 @@ def _read_file(
                 file.bytes += len(data)
                 on_bytes(before + file.bytes)
             if tensor is not None and broken:
-                problems.append(
+                report.problems.append(  # each tensor for itself, and a hash may say who has spoilt it
                     f"{path}: tensor {tensor.name} holds {broken} infinite or NaN value{'' if broken == 1 else 's'} "
                     f"among {tensor.elements}."
                 )
@@ -197,11 +214,13 @@ def _segments(tensors: list[TensorEntry], size: int) -> Iterator[tuple[TensorEnt
         yield None, size - position
 
 
-def _add(problems: list[str], sentence: str) -> None:
-    """Adds a sentence of our own reader, unless the engine has said something about the same file already."""
-    path = sentence.split(" ", 1)[0].rstrip(":")
-    if not any(path in problem for problem in problems):
-        problems.append(sentence)
+def _expected(model_dir: Path) -> list[str]:
+    """Names of files that a model has, whether they are there or not."""
+    try:
+        weights = [path.relative_to(model_dir).as_posix() for path in weight_files(model_dir)]
+    except ModelError:
+        weights = []
+    return ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", INDEX, *weights]
 
 
 def run_verify(

@@ -14,10 +14,10 @@ from qwen3app.text.template import ChatTemplate
 from qwen3app.text.tokenizer import Tokenizer
 
 
-def text_problems(model_dir: Path) -> Iterator[str]:
-    """One sentence per problem."""
+def text_problems(model_dir: Path, tokenizer: Tokenizer | None = None) -> Iterator[str]:
+    """One sentence per problem. tokenizer: the directory's, where it has been read already."""
     try:
-        ChatTemplate.from_dir(model_dir, Tokenizer.from_dir(model_dir))
+        ChatTemplate.from_dir(model_dir, tokenizer or Tokenizer.from_dir(model_dir))
     except (TextError, OSError) as error:
         yield str(error)
     try:

@@ -15,6 +15,16 @@ from qwen3app.text.errors import TextError
 _LFS_POINTER = "version https://git-lfs.github.com/spec/"
 
 
+def pointer_problem(path: Path, beginning: str | bytes) -> str | None:
+    """What is wrong with a file that begins like this, if it is a git-lfs pointer: a clone without git-lfs has these in
+    the place of large files."""
+    if isinstance(beginning, bytes):
+        beginning = beginning[: len(_LFS_POINTER)].decode("ascii", "replace")
+    if not beginning.startswith(_LFS_POINTER):
+        return None
+    return f"{path} is a git-lfs pointer, not the file itself; run `git lfs pull` in the model directory."
+
+
 def read_text(path: Path) -> str:
     """The file's text; TextError when it is missing, unreadable, not UTF-8 or a git-lfs pointer."""
     if path.exists() and not path.is_file():  # opening a pipe would wait for a writer for ever
@@ -27,8 +37,8 @@ def read_text(path: Path) -> str:
         raise TextError(f"{path} is not UTF-8 text (byte {error.start}); download the file again.") from None
     except OSError as error:
         raise TextError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if text.startswith(_LFS_POINTER):
-        raise TextError(f"{path} is a git-lfs pointer, not the file itself; run `git lfs pull` in the model directory.")
+    if problem := pointer_problem(path, text):
+        raise TextError(problem)
     return text
 
 

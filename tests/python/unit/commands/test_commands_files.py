@@ -22,7 +22,7 @@ from qwen3app.errors import ModelError
 from qwen3app.sizes import format_bytes
 from qwen3app.text.errors import TextError
 from qwen3app.text.files import read_text
-from qwen3app.weights_index import read_json, read_json_object, weight_files
+from qwen3app.weights_index import read_json_object, weight_files
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:
@@ -66,28 +66,35 @@ def test_broken_headers(tmp_path: Path, header: Any, sentence: str) -> None:
         read_tensors(write(tmp_path / "m", header, b"12345678"))
 
 
-@pytest.mark.parametrize("data", [b"", b"1234567", b"\xff" * 20, b"version https://git-lfs.github.com/spec/v1\n"])
+@pytest.mark.parametrize("data", [b"", b"1234567", b"\xff" * 20])
 def test_no_safetensors_file_at_all(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "m").write_bytes(data)
     with pytest.raises(ModelError, match="no complete safetensors file"):
         read_tensors(tmp_path / "m")
 
 
+def test_a_git_lfs_pointer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    for read in (read_tensors, read_json_object):
+        with pytest.raises(ModelError, match=r"m is a git-lfs pointer, not the file itself; run `git lfs pull`"):
+            read(tmp_path / "m")
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read"):
         read_tensors(tmp_path / "missing")
     with pytest.raises(ModelError, match="is not a regular file"):
-        read_json(tmp_path)
+        read_json_object(tmp_path)
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ModelError, match="not an object"):
         read_json_object(tmp_path / "list.json")
     (tmp_path / "bad.json").write_bytes(b"\xff{")
-    with pytest.raises(ModelError, match="not valid JSON"):
-        read_json(tmp_path / "bad.json")
+    with pytest.raises(ModelError, match="not UTF-8 text"):
+        read_json_object(tmp_path / "bad.json")
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ModelError, match="too many for a JSON file"):
-        read_json(tmp_path / "huge.json")
+        read_json_object(tmp_path / "huge.json")
 
 
 def test_weight_files(tmp_path: Path) -> None:
@@ -156,7 +163,7 @@ def test_numbers() -> None:
     assert shown("a\x1b[2J\nb") == "a\ufffd[2J\ufffdb"
 
 
-@pytest.mark.parametrize("read", [read_json, read_tensors, read_text])
+@pytest.mark.parametrize("read", [read_json_object, read_tensors, read_text])
 def test_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, read: Callable[[Path], object]) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises((ModelError, TextError), match="pipe is not a regular file"):

@@ -13,7 +13,7 @@ from qwen3app.abi import engine as abi_engine
 from qwen3app.abi.types import EngineInfo, EngineOptions
 from qwen3app.commands.info import describe, memory_available, run_info, to_text
 from qwen3app.errors import EngineError, ModelError, Status
-from qwen3app.text import tokenizer
+from qwen3app.text import template, tokenizer
 from qwen3app.text.errors import TextError
 
 CONFIG: dict[str, Any] = {
@@ -89,6 +89,7 @@ class FakeEngine:
 def model_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(abi_engine, "Engine", FakeEngine)
     monkeypatch.setattr(tokenizer.Tokenizer, "from_dir", lambda path: FakeTokenizer())
+    monkeypatch.setattr(template.ChatTemplate, "from_dir", lambda path, tokenizer: None)
     write(tmp_path, CONFIG)
     header = {
         "model.embed_tokens.weight": {"dtype": "BF16", "shape": [4, 2], "data_offsets": [0, 16]},
@@ -156,7 +157,10 @@ def test_a_model_that_cannot_run_is_still_described(model_dir: Path, monkeypatch
     text = to_text(describe(model_dir, EngineOptions()))
     out, err = io.StringIO(), io.StringIO()
     assert run_info(model_dir, EngineOptions(), stdout=out, stderr=err) == 1
-    assert out.getvalue() == text and err.getvalue() == "qwen3-8b: cannot run: The weights need 16 GB.\n"
+    assert out.getvalue() == text and err.getvalue().splitlines() == [
+        "qwen3-8b: cannot run: The weights need 16 GB.",
+        "qwen3-8b: cannot run: tokenizer.json is broken.",
+    ]
     assert "cannot run" in text and "The weights need 16 GB." in text
     assert "tokenizer.json is broken." in text and "ends at" in text
 
@@ -190,6 +194,21 @@ def test_where_the_template_comes_from(model_dir: Path) -> None:
     assert describe(model_dir, EngineOptions())["model"]["chat_template"] == "tokenizer_config.json"
     (model_dir / "chat_template.jinja").write_text("x")
     assert describe(model_dir, EngineOptions())["model"]["chat_template"] == "chat_template.jinja"
+
+
+def test_broken_text_files_are_a_reason_not_to_run(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        raise TextError("chat_template.jinja has an error in line 1.")
+
+    monkeypatch.setattr(template.ChatTemplate, "from_dir", broken)
+    (model_dir / "generation_config.json").write_text("{")
+    err = io.StringIO()
+    assert run_info(model_dir, EngineOptions(), as_json=True, stdout=io.StringIO(), stderr=err) == 1
+    first, second = err.getvalue().splitlines()
+    assert first == "qwen3-8b: cannot run: chat_template.jinja has an error in line 1."
+    assert second.startswith(f"qwen3-8b: cannot run: {model_dir}/generation_config.json is not valid JSON")
+    (model_dir / "tokenizer_config.json").write_text("[]")
+    assert describe(model_dir, EngineOptions())["model"]["chat_template"].startswith("built in")
 
 
 def test_no_weights_or_no_directory(model_dir: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from qwen3app.abi import engine as abi_engine
 from qwen3app.commands import verify as verify_module
-from qwen3app.commands.verify import count_broken, run_verify, verify
+from qwen3app.commands.verify import VerifyReport, count_broken, run_verify, verify
 from qwen3app.errors import EngineError, ModelError, Status
 from qwen3app.text import check, template, tokenizer
 from qwen3app.text.errors import TextError
@@ -149,6 +149,46 @@ def test_the_engines_sentence_is_not_said_twice(model_dir: Path, monkeypatch: py
 
     monkeypatch.setattr(abi_engine.Engine, "open", refuse)
     assert verify(model_dir).problems == [f"{path} is 1 byte short."]
+
+
+def test_a_fault_that_several_checks_find_is_one_problem(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard, index, gone = (
+        model_dir / name for name in ("a.safetensors", "model.safetensors.index.json", "b.safetensors")
+    )
+    (model_dir / "model.safetensors").rename(shard)
+    index.write_text(json.dumps({"weight_map": {"a": shard.name, "b": gone.name}}))
+    wrong = "0" * 64
+    (model_dir / "SHA256SUMS").write_text(f"{wrong}  {shard.name}\n{wrong}  {gone.name}\n{wrong}  config.json\n")
+    (model_dir / "config.json.sha256").write_text(wrong)
+
+    def refuse(*_: object) -> Any:
+        raise EngineError(Status.BAD_MODEL, f"{gone} does not exist, but {index} names it.")
+
+    monkeypatch.setattr(abi_engine.Engine, "open", refuse)
+    shard.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    pointer, missing, config = sorted(verify(model_dir).problems)
+    assert pointer == f"{shard} is a git-lfs pointer, not the file itself; run `git lfs pull` in the model directory."
+    assert missing == f"{gone} does not exist, but {index} names it."
+    assert config.startswith(f"{model_dir}/config.json has the SHA-256 ")
+
+
+def test_the_name_of_one_file_in_that_of_another(model_dir: Path) -> None:
+    report = VerifyReport(model_dir)
+    names = ["config.json", "tokenizer_config.json", "model.safetensors", "model.safetensors.index.json"]
+    for name in reversed(names):
+        report.add(f"{model_dir / name} is broken.", names)
+        report.add(f"{model_dir / name}: broken, as has been said of {name}.", names)
+    report.add("Something else is wrong.", names)
+    report.add("Something else is wrong.", names)
+    assert report.problems[:4] == [f"{model_dir / name} is broken." for name in reversed(names)]
+    assert report.problems[4:] == ["Something else is wrong."] * 2
+
+
+def test_a_tensor_of_nan_and_the_hash_that_tells_why(model_dir: Path) -> None:
+    write_weights(model_dir, struct.pack("<4H", 0x7F80, 0x7FC0, 1, 0xFF80))
+    (model_dir / "SHA256SUMS").write_text(f"{'0' * 64}  model.safetensors\n")
+    values, published = verify(model_dir).problems
+    assert "tensor a holds 3 infinite or NaN values" in values and "but SHA256SUMS says 000" in published
 
 
 def test_a_header_that_only_we_find_broken(model_dir: Path) -> None:
