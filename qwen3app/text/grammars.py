@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from qwen3app.text.errors import TextError, check_unicode
 
 MAX_CHARACTERS = 1 << 18  # of one constraint, keys and strings together
@@ -191,7 +193,7 @@ _BUILDERS: Mapping[Kind, Callable[[ConstraintSpec, Mapping[str, int]], Grammar]]
 
 def schema_grammar(schema: Any) -> str:
     """A schema alone, to find out whether it is at fault."""
-    return f"start: %json {json.dumps(schema, ensure_ascii=False)}\n"
+    return f"start: %json {_to_json(schema)}\n"
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -226,7 +228,7 @@ def _schema_text(schema: Any, param: str, white_space: Mapping[str, Any]) -> str
         if not schema:
             raise TextError(f"{param} is the schema false, which no value meets.", param)
         schema = {}
-    return json.dumps({**schema, "x-guidance": {**white_space, "lenient": False}}, ensure_ascii=False)
+    return _to_json({**schema, "x-guidance": {**white_space, "lenient": False}})
 
 
 def _white_space(spec: ConstraintSpec) -> dict[str, Any]:
@@ -239,7 +241,7 @@ def _parsed(text: str, param: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         _too_large(param)
     try:
-        return json.loads(text)
+        return msgspec.json.decode(text)
     except (ValueError, RecursionError):
         raise TextError(f"{param} is a string that is not valid JSON; send the schema as an object.", param) from None
 
@@ -299,6 +301,11 @@ def _check_bounds(schema: Any, param: str) -> None:
 
 def _too_large(param: str) -> None:
     raise TextError(f"{param} is larger than {MAX_CHARACTERS} characters, the most that one constraint may be.", param)
+
+
+def _to_json(value: Any) -> str:
+    """By msgspec, which keeps Python's lock for a tenth of the time that the json module takes in one go."""
+    return msgspec.json.encode(value).decode()
 
 
 def _quoted(text: str) -> str:
