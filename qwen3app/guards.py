@@ -28,7 +28,7 @@ class GuardSettings:
     cors_origins: tuple[str, ...] = ()  # "*": any
     tls_cert: Path | None = None  # with tls_key: HTTPS
     tls_key: Path | None = None
-    max_body_mb: float = 16.0
+    max_body_mb: float = 4.0
     max_head_kb: int = 256  # request line and headers together
     request_timeout: float = 0.0  # seconds from the head of a request to the end of its answer; 0: no limit
     idle_timeout: float = 75.0  # seconds in which a connection neither sends what it owes nor reads what it is sent
@@ -96,7 +96,7 @@ def add_guard_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of --tls-cert (PEM, no passphrase)")
     group.add_argument(
-        "--max-body-mb", type=number(0.001, 4096), default=16.0, metavar="MB", help="largest body (default: 16)"
+        "--max-body-mb", type=number(0.001, 4096), default=4.0, metavar="MB", help="largest body (default: 4)"
     )
     group.add_argument(
         "--max-head-kb",

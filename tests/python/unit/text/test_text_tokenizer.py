@@ -305,7 +305,10 @@ def test_special_tokens_for_templates(model_dir: ModelDir) -> None:
     }
 
 
-_CUT_WORDS = "a|b c| |  |\n|\n\n|\r\n|\t|'s|'|.|,|1|中|中文|，|。|é|e\u0301|\u0301|\u00a0|\u3000|\u2028|\n\u0301|🥺|<|>"
+_CUT_WORDS = (
+    "a|b c|_|x_|²|ж|й|そ。|か\u3099|한|ไทย ที่|مر|\u180e|\x1c| |  |\n|\n\n|\r\n|\t|'s|'|.|"
+    ",|1|中|中文|，|。|é|e\u0301|\u0301|\u00a0|\u3000|\u2028|\n\u0301|🥺|<|>"
+)
 _cut_words = st.sampled_from([*_CUT_WORDS.split("|"), "<|im_end|>", "<think>", "|>", "word and word"])
 
 
@@ -319,19 +322,30 @@ def test_cutting_a_text_does_not_change_its_tokens(words: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "_PIECE_CHARACTERS", 1)
         patch.setattr(tokenizer_module, "_GROUP_CHARACTERS", 3)
-        assert "".join(tokenizer_module._cut(text)) == text
+        for places in (tokenizer_module._SAFE_CUT, tokenizer_module._SAFE_CUT_PLAIN):
+            assert "".join(tokenizer_module._cut(text, places)) == text
         plain, raw = tokenizer.encode_plain(text), tokenizer.encode_raw(text)
     assert plain == tokenizer._plain.encode(text, add_special_tokens=False).ids
     assert raw == tokenizer._raw.encode(text, add_special_tokens=False).ids
 
 
 def test_long_texts_are_cut(tokenizer: Tokenizer) -> None:
-    for text in ("word " * 1000, "line.\n" * 1000, "你好，" * 1000, "x" * 5000, " " * 5000, "a <|im_end|>\n" * 500):
-        pieces = tokenizer_module._cut(text)
+    texts = ["word ", "line.\n", "你好，", "x", " ", "a <|im_end|>\n", "слово ", "です。", "ไทย\n", '{"a":1}', "x=1;"]
+    for text in (each * (5000 // len(each)) for each in texts):
+        pieces = tokenizer_module._cut(text, tokenizer_module._SAFE_CUT_PLAIN)
         assert "".join(pieces) == text
         assert (len(pieces) > 1) == (text[:2] not in ("xx", "  "))
         assert tokenizer.encode_plain(text) == tokenizer._plain.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode_raw(text) == tokenizer._raw.encode(text, add_special_tokens=False).ids
+
+
+def test_a_text_that_cannot_be_cut_anywhere_is_refused(tokenizer: Tokenizer) -> None:
+    longest = tokenizer_module._LONGEST_PIECE
+    assert len(tokenizer.encode_plain("word " + "x" * (longest - 2000))) > longest // 128
+    for text in ("x" * (longest + 1), "word " * 1000 + " " * (longest + 4000) + "word"):
+        for encode in (tokenizer.encode_plain, tokenizer.encode_raw):
+            with pytest.raises(TextError, match="262,144 characters in a row"):
+                encode(text)
 
 
 @pytest.mark.parametrize("token", ["a b", "a\nb", "。x"])
