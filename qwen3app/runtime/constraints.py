@@ -19,6 +19,7 @@ SampleConstraint belongs to one thread at a time.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import threading
@@ -28,6 +29,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from qwen3app.abi.matchers import Matcher, Vocabulary
 from qwen3app.errors import EngineError, RequestError, Status
@@ -197,7 +200,7 @@ class Constraints:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._n_waiting = 0
-        self._cache: OrderedDict[str, Constraint | RequestError] = OrderedDict()
+        self._cache: OrderedDict[bytes, Constraint | RequestError] = OrderedDict()
 
     async def compile(self, spec: ConstraintSpec) -> Constraint:
         """Raises RequestError for a constraint that cannot be met, EngineError where too many wait."""
@@ -242,34 +245,47 @@ class Constraints:
         with self._lock:
             if self._tokens is None:
                 self._tokens = GrammarTokens(self._tokenizer)
-        try:
-            grammar = build_grammar(spec, self._tokens.control_tokens)
-        except TextError as error:
-            raise RequestError(str(error), error.param, "invalid_constraint") from None
-        if "\0" in grammar.text:  # it would end the text in llguidance's C interface
-            raise RequestError(
-                f"{spec.param} has a NUL character; write it as an escape.", spec.param, "invalid_constraint"
-            )
-        if len(grammar.text) > _MAX_GRAMMAR:
-            raise RequestError(
-                f"{spec.param} is too large: its grammar has {len(grammar.text)} characters, "
-                f"the limit is {_MAX_GRAMMAR}.",
-                spec.param,
-                "invalid_constraint",
-            )
+        key = _fingerprint(spec)
         with self._lock:
-            known = self._cache.get(grammar.text)
+            known = self._cache.get(key)
             if known is not None:
-                self._cache.move_to_end(grammar.text)
+                self._cache.move_to_end(key)
         if known is None:
-            known = _compiled(self._tokens, grammar)
+            known = _compiled(self._tokens, _grammar(spec, self._tokens))
             with self._lock:
-                self._cache[grammar.text] = known
+                self._cache[key] = known
                 while len(self._cache) > _CACHE_SIZE:
                     self._cache.popitem(last=False)
         if isinstance(known, RequestError):
             raise RequestError(str(known), known.param, known.code)
         return known
+
+
+def _fingerprint(spec: ConstraintSpec) -> bytes:
+    """Tells constraints apart by their JSON: to check a large one and to write its grammar takes Python a hundred times
+    as long."""
+    try:
+        return hashlib.sha256(msgspec.json.encode(spec)).digest()
+    except (UnicodeEncodeError, RecursionError):
+        return b""  # never found: building its grammar will name the fault
+
+
+def _grammar(spec: ConstraintSpec, tokens: GrammarTokens) -> Grammar:
+    try:
+        grammar = build_grammar(spec, tokens.control_tokens)
+    except TextError as error:
+        raise RequestError(str(error), error.param, "invalid_constraint") from None
+    if "\0" in grammar.text:  # it would end the text in llguidance's C interface
+        raise RequestError(
+            f"{spec.param} has a NUL character; write it as an escape.", spec.param, "invalid_constraint"
+        )
+    if len(grammar.text) > _MAX_GRAMMAR:
+        raise RequestError(
+            f"{spec.param} is too large: its grammar has {len(grammar.text)} characters, the limit is {_MAX_GRAMMAR}.",
+            spec.param,
+            "invalid_constraint",
+        )
+    return grammar
 
 
 def _compiled(tokens: GrammarTokens, grammar: Grammar) -> Constraint | RequestError:

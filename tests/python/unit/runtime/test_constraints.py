@@ -8,6 +8,7 @@ import json
 import random
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,36 @@ async def test_other_kinds_have_their_faults_too(constraints: Constraints, kind:
             await constraints.compile(ConstraintSpec(kind, value, "p"))
         assert caught.value.param == place
         assert len(str(caught.value)) < 600
+
+
+async def test_what_is_known_is_not_built_again(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    def counting(spec: ConstraintSpec, controls: Any) -> Any:
+        built.append(spec.param)
+        return grammars.build_grammar(spec, controls)
+
+    monkeypatch.setattr(module, "build_grammar", counting)
+    tools = tool_call_spec([("f", {"properties": {"a": {"type": "integer"}}})], parallel=True, free_text=True)
+    specs = [
+        ConstraintSpec("json", {"enum": [1]}, "p"),
+        ConstraintSpec("json", {"enum": [1.5]}, "p"),
+        ConstraintSpec("json", {"enum": [1]}, "q"),
+        ConstraintSpec("json", {"enum": [1]}, "p", white_space=False),
+        ConstraintSpec("choice", ["1"], "p"),
+        tools,
+        replace(tools, parallel=False),
+    ]
+    first = [await constraints.compile(spec) for spec in specs]
+    again = [await constraints.compile(spec) for spec in specs]
+    assert all(a is b for a, b in zip(first, again, strict=True))
+    assert len(set(map(id, first))) == len(specs)
+    assert built == [spec.param for spec in specs]
+    for place in ("p", "q"):  # a fault is told with the place of its own request
+        for _ in range(2):
+            with pytest.raises(RequestError) as caught:
+                await constraints.compile(ConstraintSpec("json", {"enum": []}, place))
+            assert caught.value.param == place and place in str(caught.value)
 
 
 async def test_nul_characters_are_kept_where_they_can_be_written(
