@@ -56,6 +56,7 @@ class TurnStats:
     first_seconds: float | None = None  # None: no token came
     decode_seconds: float | None = None  # first token to last event by the engine's clock; None: it has not ended
     finish: str | None = None  # "stop", "length", "tool_calls", "abort", "error"
+    is_empty: bool = False  # the last round ended by itself, with neither words nor calls
     context_full: bool = False  # the context's end cut the answer, not max_tokens
     more_context: str = "a larger --max-ctx"  # what makes room for more
     rounds: int = 1

@@ -151,6 +151,7 @@ class ChatSession:
         finally:
             if not first:
                 self.stats.add(stats)
+            self.stats.is_empty = stats.finish == "stop" and not calls and not "".join(answer).strip()
             reply: dict[str, Any] = {"role": "assistant", "content": "".join(answer)}
             if thought:
                 reply["reasoning_content"] = "".join(thought)  # the template decides how long it is remembered

@@ -28,6 +28,14 @@ async def test_the_answer_alone(session: ChatSession, runtime: Any) -> None:
     assert err.getvalue() == ""
 
 
+async def test_an_empty_answer_is_said(session: ChatSession, runtime: Any) -> None:
+    runtime.script = [("secret", "")]
+    out, err = io.StringIO(), io.StringIO()
+    await ask_once(session, "Hi", out, err)
+    assert out.getvalue() == ""
+    assert err.getvalue() == "The model ended its answer before the first word; ask in other words.\n"
+
+
 async def test_a_terminal_is_never_steered(session: ChatSession, runtime: Any) -> None:
     runtime.script = [("\x1b", ""), ("", "A\x1b\n")]
     out, err = Tty(), io.StringIO()

@@ -29,12 +29,22 @@ async def test_an_answer_streams_and_enters_the_history(session: ChatSession, ru
     ]
     stats = session.stats
     assert (stats.tokens, stats.thought_tokens, stats.prompt_tokens, stats.cached_tokens) == (4, 2, 5, 2)
-    assert stats.finish == "stop" and not stats.context_full
+    assert stats.finish == "stop" and not stats.context_full and not stats.is_empty
     assert stats.first_seconds is not None and 0 <= stats.first_seconds <= stats.seconds
     await ask(session, "More")
     messages, kwargs = model.template.calls[-1]
     assert [message["content"] for message in messages] == ["Hello", "Hi!", "More"]
     assert kwargs == {"enable_thinking": True}
+
+
+async def test_an_answer_without_words_is_noticed(session: ChatSession, runtime: Any) -> None:
+    for script, is_empty in (([("Hmm", "")], True), ([("", "\n\n")], True), ([], True), ([("", "Hi")], False)):
+        runtime.script = script
+        await ask(session, "Hello")
+        assert session.stats.is_empty == is_empty
+    runtime.script, runtime.finish = [("Hmm", "")], "length"
+    await ask(session, "Hello")
+    assert not session.stats.is_empty, "it was cut, which is another sentence"
 
 
 async def test_settings_reach_the_runtime(session: ChatSession, runtime: Any, model: Any) -> None:
