@@ -1,4 +1,4 @@
-"""Fixtures that all Python tests share: a tiny checkpoint and a real server on it."""
+"""Fixtures that all Python tests share: a tiny checkpoint, and real servers on it and on the demo model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from patience import PATIENCE
 from served import ROOT, RealServer, StartServer, wait_for
+
+from qwen3app.settings import DEMO_MODEL
 
 # A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -92,3 +94,9 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
 def real_server(start_server: StartServer, tiny_model_dir: Path) -> RealServer:
     """One server on the tiny checkpoint, shared by the tests of a session. Do not stop it."""
     return start_server(tiny_model_dir, "--max-ctx", "4096")
+
+
+@pytest.fixture(scope="session")
+def demo_server(start_server: StartServer) -> RealServer:
+    """One server on the model in the box, shared by the tests of a session. Do not stop it."""
+    return start_server(DEMO_MODEL)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import jsonschema
-import openai
 import pytest
 from patience import PATIENCE
-from pydantic import BaseModel
 from served import RealServer
 
 CLOSED = {"additionalProperties": False}
@@ -151,33 +149,3 @@ def test_b44_schemas_that_cannot_be_enforced_are_refused(real_server: RealServer
         reply = chat(real_server, tools=tools, tool_choice="required", stream=stream)
         assert reply.status_code == 400, reply.text
         assert reply.json()["error"]["param"] == param
-
-
-class Move(BaseModel):
-    """Goes somewhere."""
-
-    direction: Literal["north", "south"]
-    fast: bool
-
-
-def test_openai_client_parses_strict_calls(real_server: RealServer) -> None:
-    client = openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="x", max_retries=0)
-    model = client.models.list().data[0].id
-    for seed in range(4):
-        completion = client.chat.completions.parse(
-            model=model,
-            messages=[{"role": "user", "content": "go"}],
-            tools=[openai.pydantic_function_tool(Move)],
-            tool_choice="required",
-            parallel_tool_calls=False,
-            max_tokens=400,
-            seed=seed,
-            extra_body={"enable_thinking": False},
-        )
-        if completion.choices[0].finish_reason == "tool_calls":
-            (call,) = completion.choices[0].message.tool_calls or []
-            assert isinstance(call.function.parsed_arguments, Move)
-            break
-    else:
-        raise AssertionError("no call in any of the answers")
-    client.close()

@@ -1,5 +1,5 @@
-"""The chat page on the real server with the tiny checkpoint: the same protocol that the scripted server of the other
-tests speaks."""
+"""The chat page on real servers, with the demo model's answers and the tiny checkpoint's: the same protocol that the
+scripted server of the other tests speaks."""
 
 from __future__ import annotations
 
@@ -8,28 +8,46 @@ from typing import Any
 
 import httpx
 from patience import PATIENCE
-from person import ask, converse, until, wait_for_end
+from person import answers, ask, converse, until, wait_for_end
 from served import RealServer, StartServer
 
 
-def test_a_conversation_with_the_real_server(real_server: RealServer, open_page: Any) -> None:
-    page = open_page(f"{real_server.url}/")
+def test_a_conversation_with_the_model_in_the_box(demo_server: RealServer, open_page: Any) -> None:
+    page = open_page(f"{demo_server.url}/")
     page.wait_for_selector('#gauge[data-state="ok"]')
-    page.click("#open-settings")
-    page.fill("[name=max_tokens]", "40")
-    page.fill("[name=seed]", "7")
-    page.fill("[name=system]", "Say anything.")
-    page.click("#close-settings")
-    converse(page, "Hello <b>there</b>")
-    assert page.locator(".error-card").count() == 0
+    converse(page, "What is 57 + 38?")
+    assert "= 95." in answers(page)[0]
+    thought = page.locator(".assistant .thought-text")
+    assert "7 + 8 = 15" in str(thought.text_content()) and not thought.is_visible(), "folded"
     assert " tok/s · first token after " in page.locator(".figures").inner_text()
-    assert page.locator("#context").inner_text().endswith(" of 4,096 tokens")
-    said = "[...document.querySelectorAll('.assistant :is(.markdown, .thought-text)')].map((part) => part.textContent)"
-    first = page.evaluate(said)
-    assert "".join(first)
+    assert page.locator("#context").inner_text().endswith(" of 2,048 tokens")
     page.click("[aria-label='Answer anew']")
     wait_for_end(page)
-    assert page.evaluate(said) == first  # the seed is sent
+    assert answers(page) == ["57 + 38 = 95."]
+    converse(page, "Tell me the capital of <b>France</b>")
+    assert page.locator(".error-card").count() == 0 and page.locator(".user b").count() == 0
+
+
+def test_settings_reach_the_model_in_the_box(demo_server: RealServer, open_page: Any) -> None:
+    page = open_page(f"{demo_server.url}/")
+    page.wait_for_selector('#gauge[data-state="ok"]')
+    page.click("#open-settings")
+    page.fill("[name=system]", "USE CAPITAL LETTERS ONLY.")
+    page.click("#close-settings")
+    converse(page, "What is the capital of France?")
+    assert "PARIS" in answers(page)[0]
+    page.click("#open-settings")
+    page.fill("[name=max_tokens]", "2")
+    page.fill("[name=temperature]", "1.5")
+    page.fill("[name=seed]", "7")
+    page.click("#close-settings")
+    said = "[...document.querySelectorAll('.assistant :is(.markdown, .thought-text)')].map((part) => part.textContent)"
+    page.click("[aria-label='Answer anew']")
+    wait_for_end(page)
+    first = page.evaluate(said)
+    page.click("[aria-label='Answer anew']")
+    wait_for_end(page)
+    assert page.evaluate(said) == first and "PARIS" not in "".join(first)
 
 
 def test_stop_frees_the_slot(real_server: RealServer, open_page: Any) -> None:
