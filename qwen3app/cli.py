@@ -320,12 +320,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         used = parsers.get(args.command, parser)
         flag = unknown[0].partition("=")[0]
-        known = [option for action in used._actions for option in action.option_strings]
         if flag.startswith("-"):
-            used.error(f"there is no flag {flag}; {_closest(flag, known, 'check its spelling')}")
+            used.error(f"there is no flag {flag}; {_flag_hint(flag, args.command, used)}")
         hint = '; ask one question with --once "QUESTION"' if args.command == "chat" else ""
         used.error(f"unexpected argument {unknown[0]!r}{hint}")
     return args
+
+
+def _flag_hint(flag: str, command: str | None, parser: argparse.ArgumentParser) -> str:
+    if command == "pull" and flag == "--model":
+        return f"the name stands alone, like `{PROGRAM} pull Qwen/Qwen3-8B`"
+    others = [name for name, other in build_parser()[1].items() if flag in _flags(other)]
+    if others:
+        return f"it belongs to `{PROGRAM} {others[0]}`"
+    known = [each for each in _flags(parser) if each not in ("-h", "--help")]  # which stands behind every error
+    return _closest(flag, known, "check its spelling")
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings]
 
 
 def _closest(word: str, known: Sequence[str] | dict[str, Command], otherwise: str) -> str:

@@ -340,6 +340,8 @@ def _of_hub(name: HubName, progress: Callable[[], Progress] | None) -> Path:
     here = find_cached(name, cache)
     if here is not None:
         return here
+    if progress is None and name.folder(cache).is_dir():
+        raise UsageError(f"{name} is in {cache}, but not in full; `qwen3-8b pull {name}` brings what is missing.")
     if progress is None:
         raise UsageError(
             f"{name} is neither a directory here nor a model in {cache}; get it with `qwen3-8b pull {name}`."

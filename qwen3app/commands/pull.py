@@ -6,14 +6,19 @@ import argparse
 import sys
 from pathlib import Path
 
-from qwen3app.errors import UsageError
+from qwen3app.errors import ModelError, UsageError
+from qwen3app.hub.client import UnknownName
 from qwen3app.hub.names import parse_name
 from qwen3app.hub.progress import progress_on
 from qwen3app.hub.pull import pull
 
 
 def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="OWNER/NAME on the Hub, like Qwen/Qwen3-8B; @REVISION may follow")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="OWNER/NAME on the Hub, like Qwen/Qwen3-8B, or its address there; @REVISION may follow",
+    )
     parser.add_argument(
         "--dir",
         metavar="DIR",
@@ -25,6 +30,12 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
 def run_pull(args: argparse.Namespace) -> int:
     """Prints the model's directory on stdout; the rest goes to stderr."""
     name = parse_name(args.name)
+    is_directory = Path(args.name).is_dir()
+    if name is None and is_directory:
+        raise UsageError(
+            f"{args.name} is a directory here, not a name on the Hub; a model in it needs no download "
+            f"(--model {args.name}). Give OWNER/NAME, like Qwen/Qwen3-8B."
+        )
     if name is None:
         raise UsageError(f"{args.name!r} is no name on the Hub; give OWNER/NAME, like Qwen/Qwen3-8B.")
     if args.dir == "":
@@ -32,6 +43,13 @@ def run_pull(args: argparse.Namespace) -> int:
     folder = None if args.dir is None else Path(args.dir)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} (--dir) is a file; give a folder.")
-    directory = pull(name, progress_on(sys.stderr), folder)
+    try:
+        directory = pull(name, progress_on(sys.stderr), folder)
+    except UnknownName as error:
+        if not is_directory:
+            raise
+        raise ModelError(
+            f"{error} But {args.name} is a directory here: a model in it needs no download, only --model {args.name}."
+        ) from None
     print(directory)
     return 0

@@ -40,6 +40,10 @@ class HubError(ModelError):
         self.wait = wait  # seconds that the Hub asks for
 
 
+class UnknownName(HubError):
+    """The Hub has no such model, as far as it tells."""
+
+
 class Stopped(Exception):
     """The work was told to stop."""
 
@@ -228,7 +232,7 @@ class Hub:
             raise HubError(f"{self.name} has no file {what} on {self.endpoint} any more; try again.")
         if code == "RepoNotFound" or status in (401, 404):
             private = "private to another account" if self.has_token else "private and needs a token (HF_TOKEN)"
-            raise HubError(f"{self.endpoint} has no model {self.name.repo}, or it is {private}; check the name.")
+            raise UnknownName(f"{self.endpoint} has no model {self.name.repo}, or it is {private}; check the name.")
         tail = f": {said}" if said else ""
         if status == 403:
             raise HubError(f"{self.endpoint} forbids {what}{tail}; check the rights of the token (HF_TOKEN).")

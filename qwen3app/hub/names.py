@@ -7,9 +7,11 @@ functions over the file system; any thread.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from qwen3app.errors import ModelError
 from qwen3app.weights_index import weight_files
@@ -19,6 +21,7 @@ _NAME = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAX_NAME = 96  # the Hub's own limit for each name
 _FOLDER_PREFIX = "models--"
+_SITES = ("huggingface.co", "www.huggingface.co", "hf.co")
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,29 @@ class HubName:
 
 
 def parse_name(text: str) -> HubName | None:
-    """OWNER/NAME or OWNER/NAME@REVISION; None for what cannot be a name on the Hub."""
+    """OWNER/NAME, OWNER/NAME@REVISION, or the address of a model's page; None for what cannot be a name on the Hub."""
+    text = _without_site(text)
     match = _NAME.fullmatch(text)
     if match is None or len(match[1]) > _MAX_NAME or "--" in match[1] or ".." in text:
         return None
     return HubName(match[1], match[2] or "main")
+
+
+def _without_site(text: str) -> str:
+    """The name in an address of the Hub, as people copy it from a browser; any other text as it is."""
+    bare = _scheme_off(text)
+    for site in (*_SITES, _scheme_off(os.environ.get("HF_ENDPOINT", ""))):
+        if site and bare.startswith(f"{site.rstrip('/')}/"):
+            owner, _, rest = re.split(r"[?#]", bare[len(site.rstrip("/")) + 1 :])[0].strip("/").partition("/")
+            name, *more = rest.split("/")
+            if len(more) >= 2 and more[0] in ("tree", "blob", "resolve", "commit"):
+                return f"{owner}/{name}@{unquote(more[1])}"
+            return "/".join([owner, name, *more])
+    return text
+
+
+def _scheme_off(address: str) -> str:
+    return re.sub(r"^https?://", "", address)
 
 
 def cache_directory() -> Path:

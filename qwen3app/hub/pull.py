@@ -2,12 +2,13 @@
 
 Owns the order, in which each step is cheaper than the next and may refuse: the list of files, config.json (judged by
 the engine's own loader), tokenizer and template (judged by their readers), the index, free disk space, and only then
-the weights. Refuses to know flags. Whatever ends it leaves what has come, and the next run goes on from there. Call it
-from the main thread; files come on threads of their own, several at once.
+the weights. Refuses to know flags. Whatever ends it leaves the weights that have come, and the next run goes on from
+there. Call it from the main thread; files come on threads of their own, several at once.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import threading
@@ -45,13 +46,26 @@ def pull(name: HubName, progress: Progress, folder: Path | None = None, patience
                 raise
             progress.say(f"{name} is here: {here} (offline, so not compared with the Hub).")
             return here
+        check_place(folder or cache, "HF_HOME" if folder is None else "--dir")
         commit = (listing := hub.listing()).commit
         store: Store = CacheStore(cache, name, commit) if folder is None else FolderStore(folder, commit)
-        _Pull(hub, listing, store, progress).run()
+        try:
+            _Pull(hub, listing, store, progress).run()
+        finally:
+            store.close()
         return store.directory
     except OSError as error:
         where = error.filename or folder or cache
         raise ModelError(f"{where} cannot be used: {error.strerror or error}; check it, HF_HOME and --dir.") from None
+
+
+def check_place(place: Path, source: str) -> None:
+    """Whether files can be put there, before anything is asked of the Hub."""
+    nearest = next(path for path in (place, *place.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ModelError(f"{place} cannot be used: {nearest} is a file; check {source}.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ModelError(f"{place} cannot be used: you may not write into {nearest}; check {source}.")
 
 
 class _Pull:
@@ -72,10 +86,11 @@ class _Pull:
         weights = [self._remote(name) for name in self._weight_names()]
         # Files of the same bytes have one place in the cache, and come once.
         missing = list({self._store.partial(each): each for each in weights if not self._store.has(each)}.values())
+        self._check_space(missing)
+        self._store.settle(self._listing.files, missing)
         name, shown = self._hub.name, self._store.shown
         total = sum(remote.size for remote in weights)
         if missing:
-            self._check_space(missing)
             here = total - sum(remote.size for remote in missing) + sum(map(self._here, missing))
             already = f", {format_bytes(here)} of it already here" if here else ""
             self._progress.say(
@@ -134,7 +149,10 @@ class _Pull:
 
     def _check_space(self, missing: Sequence[RemoteFile]) -> None:
         needed = sum(remote.size - self._here(remote) for remote in missing)
+        if needed == 0:
+            return
         free = shutil.disk_usage(self._store.partial(missing[0]).parent).free
+        free += sum(path.stat().st_size for path in self._store.replaced(missing))
         if needed > free:
             raise ModelError(
                 f"{self._hub.name} needs {format_bytes(needed)} more, and the disk of {self._store.shown} has "

@@ -45,6 +45,25 @@ def test_what_is_a_name() -> None:
         assert parse_name(text) is None, text
 
 
+def test_addresses_are_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/hub/")
+    for text, name in (
+        ("https://huggingface.co/Qwen/Qwen3-8B", HubName("Qwen/Qwen3-8B")),
+        ("huggingface.co/Qwen/Qwen3-8B/", HubName("Qwen/Qwen3-8B")),
+        ("http://hf.co/Qwen/Qwen3-8B@v1", HubName("Qwen/Qwen3-8B", "v1")),
+        ("https://huggingface.co/Qwen/Qwen3-8B/tree/main?x=1#top", HubName("Qwen/Qwen3-8B")),
+        ("https://huggingface.co/a/b/blob/refs%2Fpr%2F1/config.json", HubName("a/b", "refs/pr/1")),
+        ("https://mirror.example/hub/a/b", HubName("a/b")),
+        ("https://huggingface.co/datasets/a/b", None),
+        ("https://huggingface.co/a/b/discussions", None),
+        ("huggingface.co/Qwen", None),
+        ("https://huggingface.co/", None),
+        ("https://example.org/a/b", None),
+        ("huggingface.company/a", HubName("huggingface.company/a")),
+    ):
+        assert parse_name(text) == name, text
+
+
 def test_where_the_cache_has_it(tmp_path: Path) -> None:
     name = HubName("Qwen/x")
     folder = tmp_path / "models--Qwen--x"
@@ -106,10 +125,14 @@ def test_a_cached_name_starts_without_any_interface(run: Run, environment: dict[
     assert done.returncode == 0 and "again" not in done.stderr, done.stderr
 
 
-def test_info_and_verify_do_not_download(run: Run, hub: FakeHub) -> None:
+def test_info_and_verify_do_not_download(run: Run, hub: FakeHub, tmp_path: Path) -> None:
     for command in ("info", "verify"):
         done = run(command, "--model", "Qwen/tiny")
         assert done.returncode == 2 and done.stderr.endswith("get it with `qwen3-8b pull Qwen/tiny`.\n")
+    cache = tmp_path / "hf" / "hub"
+    (cache / "models--Qwen--tiny" / "blobs").mkdir(parents=True)
+    said = run("info", "--model", "Qwen/tiny").stderr
+    assert f"Qwen/tiny is in {cache}, but not in full; `qwen3-8b pull Qwen/tiny` brings what is missing." in said
     assert not hub.seen
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import fake_hub
 import pytest
 from fake_hub import COMMIT, PROGRAM, FakeHub, Run
 from patience import PATIENCE, wait_until
+
+from qwen3app.errors import ModelError
+from qwen3app.hub.pull import check_place
 
 WEIGHTS = "/Qwen/tiny/model.safetensors?signed=yes"
 
@@ -323,20 +327,104 @@ def test_a_list_of_any_depth_and_a_redirect_to_nowhere(run: Run, hub: FakeHub, m
     assert "answers for config.json what no Hub does" in refusal(run("pull", "Qwen/tiny"))
 
 
+def tree(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def make_newer(hub: FakeHub) -> None:
+    """Another revision: new configuration, new weights of the same size, and without a template."""
+    files = hub.models["Qwen/tiny"]
+    files["config.json"] = files["config.json"].replace(b"{", b'{"_revision": 2,', 1)
+    weights = bytearray(files["model.safetensors"])
+    weights[-2:] = b"\0\0" if weights[-2:] != b"\0\0" else b"\0\1"
+    files["model.safetensors"] = bytes(weights)
+    del files["chat_template.jinja"]
+
+
+def test_a_folder_never_holds_files_of_two_revisions(run: Run, hub: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    directory_of(run("pull", "Qwen/tiny", "--dir", str(folder)))
+    make_newer(hub)
+    hub.refuse = lambda method, path, _: (403, {}) if path.endswith("/model.safetensors") and method == "GET" else None
+    assert "forbids model.safetensors" in refusal(run("pull", "Qwen/tiny", "--dir", str(folder)))
+    assert (folder / "config.json").read_bytes() == hub.models["Qwen/tiny"]["config.json"]
+    assert not (folder / "model.safetensors").exists() and not (folder / "chat_template.jinja").exists()
+    hub.refuse = lambda *_: None
+    directory_of(run("pull", "Qwen/tiny", "--dir", str(folder)))
+    check_sound(folder, hub)
+    assert json.loads(run("verify", "--json", "--model", str(folder)).stdout)["ok"]
+
+
+def test_a_model_that_is_refused_leaves_the_folder_as_it_was(run: Run, hub: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    directory_of(run("pull", "Qwen/tiny", "--dir", str(folder)))
+    before = tree(folder)
+    make_newer(hub)
+    files = hub.models["Qwen/tiny"]
+    for name, data in (("config.json", b'{"architectures": ["LlamaForCausalLM"]}'), ("tokenizer.json", b"{")):
+        good, files[name] = files[name], data
+        assert "Its weights were not downloaded." in refusal(run("pull", "Qwen/tiny", "--dir", str(folder)))
+        assert tree(folder) == before
+        files[name] = good
+    files["model.safetensors"] += bytes(9)
+    assert "make room" in refusal(run("pull", "Qwen/tiny", "--dir", str(folder), QWEN3_TEST_FREE="1"))
+    assert tree(folder) == before
+
+
+def test_room_that_the_older_weights_leave_counts(run: Run, hub: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    directory_of(run("pull", "Qwen/tiny", "--dir", str(folder)))
+    (folder / "model.safetensors").write_bytes(hub.models["Qwen/tiny"]["model.safetensors"][:-1])
+    directory_of(run("pull", "Qwen/tiny", "--dir", str(folder), QWEN3_TEST_FREE="1"))
+    check_sound(folder, hub)
+
+
+def test_files_of_the_users_own_stay(run: Run, hub: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    del hub.models["Qwen/tiny"]["chat_template.jinja"]
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (folder / "notes.txt").write_text("mine")
+    directory_of(run("pull", "Qwen/tiny", "--dir", str(folder)))
+    assert (folder / "chat_template.jinja").exists() and (folder / "notes.txt").exists()
+    weights = folder / "model.safetensors"
+    weights.write_bytes(b"other")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "other.safetensors"}}')
+    said = refusal(run("pull", "Qwen/tiny", "--dir", str(folder)))
+    assert "own/model.safetensors.index.json is of another model; remove it, or choose another folder." in said
+    assert weights.read_bytes() == b"other"
+
+
 def test_a_full_disk_is_seen_beforehand(run: Run, hub: FakeHub) -> None:
     said = refusal(run("pull", "Qwen/tiny", QWEN3_TEST_FREE="1000000"))
     assert "Qwen/tiny needs 3.94 MB more, and the disk of" in said and "has 1 MB free" in said
     assert not weight_requests(hub)
 
 
-def test_places_that_cannot_be_written(run: Run) -> None:
+def test_places_that_cannot_be_written(run: Run, hub: FakeHub) -> None:
     assert "/dev/null/x/token cannot be used: Not a directory; check it, HF_HOME and --dir." in refusal(
         run("pull", "Qwen/tiny", HF_HOME="/dev/null/x")
     )
+    assert "/dev/null/x cannot be used: /dev/null is a file; check HF_HOME." in refusal(
+        run("pull", "Qwen/tiny", HF_HUB_CACHE="/dev/null/x")
+    )
+    assert "/dev/null/x cannot be used: /dev/null is a file; check --dir." in refusal(
+        run("pull", "Qwen/tiny", "--dir", "/dev/null/x")
+    )
+    assert not hub.seen  # what cannot end well does not begin
     done = run("pull", "Qwen/tiny", "--dir", "/dev/null")
     assert done.returncode == 2 and "/dev/null (--dir) is a file" in done.stderr
     done = run("pull", "Qwen/tiny", "--dir", "")
     assert done.returncode == 2 and "--dir is empty; give a folder." in done.stderr
+
+
+def test_a_place_where_one_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root may write everywhere
+    with pytest.raises(
+        ModelError, match=f"{tmp_path}/a/b cannot be used: you may not write into {tmp_path}; check --dir"
+    ):
+        check_place(tmp_path / "a" / "b", "--dir")
 
 
 def test_nobody_is_there(run: Run, hub: FakeHub) -> None:
@@ -346,10 +434,31 @@ def test_nobody_is_there(run: Run, hub: FakeHub) -> None:
     )
     for wrong in ("ftp://x", "nonsense"):
         assert "check HF_ENDPOINT" in refusal(run("pull", "Qwen/tiny", HF_ENDPOINT=wrong))
-    for name in ("tiny", "a/b/c", "../x", "a//b", "https://huggingface.co/Qwen/tiny"):
+    for name in ("tiny", "a/b/c", "../x", "a//b", "https://example.org/Qwen/tiny", "https://huggingface.co/Qwen"):
         done = run("pull", name)
         assert done.returncode == 2 and "is no name on the Hub" in done.stderr
     assert not hub.seen
+
+
+def test_an_address_is_a_name(run: Run, hub: FakeHub) -> None:
+    directory = directory_of(run("pull", "https://huggingface.co/Qwen/tiny/tree/main"))
+    assert directory_of(run("pull", f"{hub.url}/Qwen/tiny?x=y")) == directory
+
+
+def test_a_directory_is_no_name(run: Run, hub: FakeHub, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    (here / "models" / "tiny").mkdir(parents=True)
+    for text in ("models/tiny/", "./models/tiny", str(here / "models")):
+        done = run("pull", text)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"qwen3-8b: {text} is a directory here, not a name on the Hub; a model in it needs no download "
+            f"(--model {text}). Give OWNER/NAME, like Qwen/Qwen3-8B.\n"
+        )
+    assert not hub.seen
+    said = refusal(run("pull", "models/tiny"))  # it may be both
+    assert "has no model models/tiny" in said
+    assert said.endswith("models/tiny is a directory here: a model in it needs no download, only --model models/tiny.")
 
 
 def test_a_hub_that_falls_silent_is_asked_again(run: Run, hub: FakeHub) -> None:
