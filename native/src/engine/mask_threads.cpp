@@ -65,15 +65,17 @@ void MaskThreads::wake(size_t n, Lock& lock) {
 
 void MaskThreads::start(size_t n_words) {
   const std::lock_guard lock(mutex_);
-  if (!threads_.empty()) return;
-  n_words_ = n_words;
-  const size_t share = std::thread::hardware_concurrency() / 4;
-  most_quick_ = std::clamp<size_t>(share, 2, kMostQuick);
-  most_slow_ = std::clamp<size_t>(share, 1, kMostSlow);
-  turns_.resize(most_quick_ + most_slow_ + kSpare + 1);
-  for (Turn& turn : turns_) turn.owner_ = this;
-  for (size_t i = 0; i + 1 < turns_.size(); i++) threads_.emplace_back([this, i] { run(i); });
-  threads_.emplace_back([this] { watch(); });
+  if (turns_.empty()) {
+    n_words_ = n_words;
+    const size_t share = std::thread::hardware_concurrency() / 4;
+    most_quick_ = std::clamp<size_t>(share, 2, kMostQuick);
+    most_slow_ = std::clamp<size_t>(share, 1, kMostSlow);
+    turns_.resize(most_quick_ + most_slow_ + kSpare + 1);
+    for (Turn& turn : turns_) turn.owner_ = this;
+  }
+  // Goes on where an earlier call ran out of threads.
+  for (size_t i = threads_.size(); i < turns_.size(); i++)
+    threads_.emplace_back([this, i] { i + 1 < turns_.size() ? run(i) : watch(); });
 }
 
 void MaskThreads::run(size_t thread) {

@@ -63,7 +63,8 @@ class MaskThreads {
   MaskThreads(const MaskThreads&) = delete;
   MaskThreads& operator=(const MaskThreads&) = delete;
 
-  // Begins the threads, once; before the first job. Throws where the system gives none. n_words: of a mask.
+  // Begins the threads, once; before the first job. Throws where the system gives too few: then no job may be added,
+  // and the next call begins the others. n_words: of a mask.
   void start(size_t n_words);
   void add(MaskJob job);
   // Wakes threads for the jobs added before. Best called without a lock that their work takes.

@@ -2,11 +2,17 @@
 // takes long is told while it takes.
 #include "engine/mask_threads.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
+#include <fstream>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -81,6 +87,51 @@ struct Told {
   }
 };
 
+// Takes all threads that the system gives, and ends one of them with each call.
+class AllThreads {
+ public:
+  AllThreads() {
+    while (threads_.size() < kFew) begin_one();
+    unsigned long pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    REQUIRE(pages > 0 && getrlimit(RLIMIT_AS, &limit_) == 0);
+    rlimit none = limit_;  // left: less than a thread's stack
+    none.rlim_cur = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (1 << 20);
+    setrlimit(RLIMIT_AS, &none);
+    try {  // stacks of threads that have ended are used again
+      while (threads_.size() < kMost) begin_one();
+    } catch (const std::system_error&) {
+      return;
+    }
+  }
+  ~AllThreads() {
+    setrlimit(RLIMIT_AS, &limit_);
+    while (end_one()) continue;
+  }
+  AllThreads(const AllThreads&) = delete;
+  AllThreads& operator=(const AllThreads&) = delete;
+
+  bool end_one() {
+    if (n_ended_ == threads_.size()) return false;
+    ends_[n_ended_].set_value();
+    threads_[n_ended_++].join();
+    return true;
+  }
+
+ private:
+  static constexpr size_t kFew = 4;  // fewer than mask threads
+  static constexpr size_t kMost = 100;
+
+  void begin_one() {
+    threads_.emplace_back([end = ends_[threads_.size()].get_future()] { end.wait(); });
+  }
+
+  rlimit limit_{};
+  std::vector<std::promise<void>> ends_{kMost};
+  std::vector<std::thread> threads_;
+  size_t n_ended_ = 0;
+};
+
 }  // namespace
 
 TEST("mask threads: jobs around one that takes long are told while it takes") {
@@ -145,4 +196,33 @@ TEST("mask threads: a close in the middle of turns frees what waits") {
     CHECK(told.each_once());
     CHECK_EQ(n_freed.load(), 400);
   }
+}
+
+TEST("mask threads: where the system gives too few, the next call begins the others") {
+  std::atomic<bool> go = false;
+  Told told;
+  {
+    MaskThreads threads([&](MaskThreads::Turn& turn) { told.take(turn); });
+    int n_refused = 0;
+    {
+      AllThreads all;
+      do {
+        try {
+          threads.start(1);
+        } catch (const std::system_error&) {
+          n_refused++;
+        }
+      } while (all.end_one());
+    }
+    CHECK(n_refused > 0);
+    threads.start(1);
+    const auto request = std::make_shared<qwen3::Request>();
+    for (uint32_t i = 0; i < 12; i++)
+      threads.add({.matcher = matcher_of({i, i == 0 ? &go : nullptr}), .request = request});
+    threads.flush();
+    told.wait_for(11);
+    go = true;
+    told.wait_for(12);
+  }
+  CHECK(told.each_once());
 }
