@@ -99,7 +99,7 @@ test-e2e: dist $(VENV)/.stamp-test ## the packed file as a person would use it
 
 # With QWEN3_LONG property tests draw new examples, and limits of time are those that are promised: it wants an idle machine.
 .PHONY: test-long
-test-long: dist build-sanitize $(VENV)/.stamp-test ## what CI has no time for: long prompts, long fuzzing, soak, new random examples
+test-long: build dist build-sanitize $(VENV)/.stamp-test ## what CI has no time for: long prompts, long fuzzing, soak, new random examples
 	@$(MAKE) test-fuzz FUZZ_SECONDS=600
 	@QWEN3_LONG=1 $(PYTHON_BIN) -m pytest tests/python -m long --timeout 7200
 	@QWEN3_LONG=1 $(PYTHON_BIN) -m pytest tests/python/unit tests/python/integration

@@ -31,5 +31,10 @@ def test_256_streams_of_which_a_fifth_leaves(tiny_model_dir: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not os.environ.get("QWEN3_LONG"), reason="takes minutes: make test-long")
 def test_256_streams_for_five_minutes(tiny_model_dir: Path) -> None:
-    """Memory within 2%, 99% of the writes within 5 ms of the engine's event; needs a machine that does nothing else."""
-    soak(tiny_model_dir, "--seconds", "300", timeout=500)
+    """Memory within 2%, and on a machine that does nothing else 99% of the writes within 5 ms of the engine's event."""
+    result = soak(tiny_model_dir, "--seconds", "300", timeout=500)
+    if not result["delay_is_judged"]:
+        pytest.skip(
+            f"all is well, but the delay was not judged: other programs used {100 * result['others_used']:.0f}% of the "
+            f"cores (p99 {1000 * result['write_delay_p99']:g} ms)"
+        )
