@@ -20,7 +20,7 @@ from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.saved import load, save
 from qwen3app.chat.session import ChatSession
-from qwen3app.chat.settings import ALIASES, BY_NAME, SETTINGS, Setting, find_setting, set_value
+from qwen3app.chat.settings import BY_NAME, SETTINGS, Setting, canonical, find_setting, set_value
 from qwen3app.chat.tools import Tools
 
 # What a command leads to: nothing, a question to ask, or work to wait for.
@@ -31,6 +31,14 @@ _SWITCHES = {
     "verbose": "line of numbers under each answer",
     "markdown": "formatting by the marks of markdown",
 }
+
+
+_KEYS = """
+Enter sends; Alt-Enter (or Esc, Enter) begins a new line.
+Lines between \"\"\" and \"\"\" are one text; // sends a text that begins with a slash.
+@path puts a file's text into the question; Ctrl-X Ctrl-E opens what you type in $EDITOR.
+Ctrl-C stops an answer, Ctrl-D leaves, Tab completes, Up recalls earlier lines.
+"""
 
 
 class Leave(Exception):
@@ -58,10 +66,13 @@ class Commands:
         if method is None:
             close = difflib.get_close_matches(name, self._methods, n=1)
             hint = f"did you mean /{close[0]}?" if close else "/help lists the commands."
-            if name in BY_NAME or name in ALIASES or name in _SWITCHES:
+            if canonical(name) in BY_NAME or canonical(name) in _SWITCHES:
                 hint = f"did you mean /set {name}?"
             raise ChatError(f"Unknown command /{name}; {hint} (Begin with // to send a text that starts with a slash.)")
-        return method(argument.strip())
+        argument = argument.strip()
+        if argument and " " not in _usage(method):
+            raise ChatError(f"/{name} takes nothing; leave out {_short(argument)!r}.")
+        return method(argument)
 
     def complete(self, text: str) -> Iterator[tuple[str, str, int]]:
         """What Tab offers for the text before the cursor: (word, meaning, characters of the text that it replaces)."""
@@ -130,15 +141,15 @@ class Commands:
         """/set NAME VALUE: change a setting of /show; `default` undoes it."""
         name, _, value = argument.partition(" ")
         value = value.strip()
-        if name in _SWITCHES:
-            self._switch(name, value)
-            return
         if not name:
             raise ChatError("/set takes a name and a value, like /set temp 0.7; /show lists the names.")
+        if canonical(name) in _SWITCHES:
+            self._switch(canonical(name), value)
+            return
+        setting = find_setting(name, _SWITCHES)
         if not value:
-            setting = find_setting(name)
             raise ChatError(f"/set {setting.name} needs a value ({setting.help}), or `default`.")
-        setting = set_value(self._session.settings, name, value)
+        set_value(self._session.settings, name, value)
         self._renderer.notice(f"{setting.name} = {self._shown(setting)}")
 
     def _switch(self, name: str, value: str) -> None:
@@ -157,15 +168,11 @@ class Commands:
         rows.append(("markdown", "on" if self._renderer.markdown else "off"))
         rows.append(("tools", ", ".join(self._tool_names()) or "none"))
         rows.append(("model", f"{backend.name} on {backend.place}"))
-        used = None if session.context_tokens is None else f"{session.context_tokens:,}"
-        limit = None if backend.max_context is None else f"{backend.max_context:,} tokens"
-        if used is None:
-            context = "its use shows with the next answer" + (f", it holds {limit}" if limit else "")
-        else:
-            context = f"{used} of {limit}" if limit else f"{used} tokens"
-        rows.append(("context", f"{context}, {_turns(session.n_turns)}"))
-        width = max(len(name) for name, _ in rows)
-        self._renderer.plain("\n".join(f"{name:{width}}  {value}" for name, value in rows))
+        known = session.context_tokens is not None
+        used, later = (f"{session.context_tokens:,}", "") if known else ("?", " until the next answer")
+        limit = "" if backend.max_context is None else f" of {backend.max_context:,}"
+        rows.append(("context", f"{used}{limit} tokens{later}, {_turns(session.n_turns)}"))
+        self._renderer.table(rows)
 
     def cmd_save(self, argument: str) -> None:
         """/save FILE: write the conversation as JSON, in the form of a chat request."""
@@ -268,15 +275,8 @@ class Commands:
 
     def cmd_help(self, argument: str) -> None:
         """/help: this list."""
-        rows = [(method.__doc__ or "").strip().partition(": ") for method in self._methods.values()]
-        width = max(len(usage) for usage, _, _ in rows)
-        lines = [f"{usage:{width}}  {meaning}" for usage, _, meaning in rows]
-        lines.append("")
-        lines.append("Enter sends; Alt-Enter (or Esc, Enter) begins a new line.")
-        lines.append('Lines between """ and """ are one text; // sends a text that begins with a slash.')
-        lines.append("@path puts a file's text into the question; Ctrl-X Ctrl-E opens what you type in $EDITOR.")
-        lines.append("Ctrl-C stops an answer, Ctrl-D leaves, Tab completes, Up recalls earlier lines.")
-        self._renderer.plain("\n".join(lines))
+        self._renderer.table([(_usage(method), _summary(method)) for method in self._methods.values()])
+        self._renderer.paragraphs(_KEYS)
 
     def _thoughts(self) -> str:
         return "thoughts shown" if self._renderer.show_thinking else "thoughts folded"
@@ -310,6 +310,11 @@ def _path(argument: str, command: str) -> Path:
     if len(words) != 1 or not words[0] or "\0" in words[0]:
         raise ChatError(f"{command} takes the name of a file.")
     return Path(os.path.expanduser(words[0]))  # noqa: PTH111 - an unknown ~user stays as it is
+
+
+def _usage(method: Callable[[str], Outcome]) -> str:
+    """How a command is written, by the words that stand for what it takes."""
+    return (method.__doc__ or "").strip().partition(": ")[0]
 
 
 def _summary(method: Callable[[str], Outcome]) -> str:

@@ -22,6 +22,7 @@ Progress = Callable[[str, int, int], bool | None]
 Load = Callable[[Progress], "LoadedModel"]
 
 _STOP_SECONDS = 2.0  # the time a load has to notice that it shall stop
+_USUAL_COLUMNS = 80  # of a terminal that does not tell
 _PHASES = {"map": "opening the files", "weights": "weights", "kv": "KV cache"}
 
 
@@ -39,13 +40,24 @@ class ProgressLine:
             return
         self._last = now
         share = f" {100 * done // total} %" if total > 0 else ""
-        self._stream.write(f"\rLoading {self._name}: {_PHASES.get(phase, phase)}{share}\x1b[K")
+        state = f"{_PHASES.get(phase, phase)}{share}"
+        columns, text = _columns(self._stream), f"Loading {self._name}: {state}"
+        if len(text) >= columns:  # a line that wraps cannot be rewritten
+            text = state[: columns - 1]
+        self._stream.write(f"\r{text}\x1b[K")
         self._stream.flush()
 
     def clear(self) -> None:
         if self._stream is not None:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
+    except (OSError, ValueError):
+        return _USUAL_COLUMNS
 
 
 def load_with_progress(load: Load, name: str, stderr: TextIO) -> LoadedModel:

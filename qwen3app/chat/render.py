@@ -2,15 +2,17 @@
 
 Owns the look: dimmed thoughts, markdown, tool calls, the line of numbers, notices and errors. Refuses to know the
 session, keys and commands. Everything a model, file, tool or user wrote passes sanitize() here and nowhere else.
-Nothing that has been written is written again, and lines are not wrapped: the terminal breaks them itself, also when
-its window changes, and knows how wide its characters are. Runs on the event loop's thread.
+Nothing that has been written is written again, and lines are not wrapped (but those of `table`): the terminal breaks
+them itself, also when its window changes, and knows how wide its characters are. Runs on the event loop's thread.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 import unicodedata
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment, Segments
@@ -28,6 +30,7 @@ _NOTE_STYLE = "dim"
 _ERROR_STYLE = "red"
 _CALL_STYLE = "bold"
 _MOST_SHOWN = 600  # characters of a tool's result
+_LEAST_MEANING = 30  # columns beside a name; with fewer it stands below
 
 
 def format_seconds(seconds: float) -> str:
@@ -176,6 +179,35 @@ class Renderer:
 
     def plain(self, text: str) -> None:
         self._line(text, None)
+
+    def table(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Names and what they stand for, side by side where the window has room for that. Of our own texts these alone
+        are broken between words, by us: a list that the terminal breaks is hard to read."""
+        width = max(len(name) for name, _ in rows)
+        indent = " " * (width + 2)
+        lines = []
+        for name, meaning in rows:
+            if self._console.width < len(indent) + _LEAST_MEANING:
+                lines += [name, *self._wrapped(meaning, "  ")]
+            else:
+                first, *others = self._wrapped(meaning, indent)
+                lines += [f"{name:{width}}  {first.lstrip()}", *others]
+        self.plain("\n".join(lines))
+
+    def paragraphs(self, text: str) -> None:
+        self.plain("\n".join(line for each in text.rstrip("\n").split("\n") for line in self._wrapped(each, "")))
+
+    def _wrapped(self, text: str, indent: str) -> list[str]:
+        """At least one line."""
+        lines = textwrap.wrap(
+            sanitize(text),
+            max(self._console.width - 1, len(indent) + 1),  # some terminals break after a line as wide as they are
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        )
+        return lines or [""]
 
     def _line(self, text: str, style: str | None) -> None:
         self.end_part()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from qwen3app.chat.errors import ChatError
@@ -102,14 +102,20 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 ALIASES = {"temperature": "temp"}
 
 
-def find_setting(name: str) -> Setting:
-    """The setting of that name, `-` and `_` alike; ChatError with the closest one otherwise."""
+def canonical(name: str) -> str:
+    """A setting's name as the table has it: `-` and `_` are alike, and so are large and small letters."""
     key = name.lower().replace("-", "_")
-    key = ALIASES.get(key, key)
+    return ALIASES.get(key, key)
+
+
+def find_setting(name: str, others: Iterable[str] = ()) -> Setting:
+    """The setting of that name; ChatError with the closest one otherwise. others: names that are not of this table, but
+    may be meant."""
+    key = canonical(name)
     if key in BY_NAME:
         return BY_NAME[key]
-    close = difflib.get_close_matches(key, [*BY_NAME, *ALIASES], n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(BY_NAME)}."
+    close = difflib.get_close_matches(key, [*BY_NAME, *ALIASES, *others], n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join([*BY_NAME, *others])}."
     raise ChatError(f"Unknown setting {name}; {hint}")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from qwen3app.chat import commands as commands_module
 from qwen3app.chat.backend import Call
@@ -32,7 +33,7 @@ async def _never(call: Call) -> Consent:
     raise AssertionError("no command asks")
 
 
-@pytest.mark.parametrize("line", ["/exit", "/quit", "  /exit now "])
+@pytest.mark.parametrize("line", ["/exit", "/quit", "  /exit  "])
 def test_leaving(commands: Commands, line: str) -> None:
     with pytest.raises(Leave):
         commands.run(line)
@@ -86,6 +87,11 @@ def test_set_and_show(commands: Commands, session: ChatSession, screen: io.Strin
         ("/", "Unknown command /;"),
         ("/temp 1", "did you mean /set temp?"),
         ("/usr/bin/x is what?", "Begin with //"),
+        ("/set thnk on", "did you mean think"),
+        ("/set foo", "there are temp, top_p, .*, frequency_penalty, think, verbose, markdown"),
+        ("/Temperature 1", "did you mean /set Temperature?"),
+        ("/undo 3", r"/undo takes nothing; leave out '3'\."),
+        ("/exit now", "/exit takes nothing; leave out 'now'"),
         ("/run", "Unknown command"),  # methods without cmd_ are no commands
     ],
 )
@@ -99,6 +105,32 @@ def test_help_names_every_command(commands: Commands, screen: io.StringIO) -> No
     commands.run("/help")
     for name in ("/exit", "/quit", "/reset", "/think on|off|show|hide", "/set NAME VALUE", "/show", "/help", "Ctrl-D"):
         assert name in screen.getvalue()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_words_that_a_command_does_not_take_are_refused(commands: Commands, name: str) -> None:
+    takes = {"copy", "edit", "load", "save", "set", "think", "tools"}
+    if name not in takes:
+        with pytest.raises(ChatError, match=f"/{name} takes nothing; leave out 'a b'"):
+            commands.run(f"/{name}  a b ")
+
+
+@pytest.mark.parametrize("columns", [30, 54, 55, 80, 200])
+def test_help_is_broken_between_words(session: ChatSession, columns: int) -> None:
+    screen = io.StringIO()
+    renderer = Renderer(Console(file=screen, width=columns, color_system=None))
+    commands = Commands(session, renderer, Tools(session, renderer, _never))
+    commands.run("/help")
+    commands.run("/show")
+    lines = screen.getvalue().splitlines()
+    words = {word for name in ALL for word in (getattr(commands, f"cmd_{name}").__doc__ or "").split()}
+    words = {word.removesuffix(":") for word in words}
+    assert words <= {word.removesuffix(":") for line in lines for word in line.split()}
+    assert all(len(line) < columns for line in lines if " " in line.strip())
+    beside = any(line.startswith("/undo ") for line in lines)
+    assert beside == (columns >= 55)
+    if columns == 200:
+        assert "/undo                    take back the last question and its answer." in lines
 
 
 @pytest.mark.parametrize(
@@ -145,7 +177,7 @@ async def ask(session: ChatSession, text: str) -> None:
 def test_switches(commands: Commands, session: ChatSession, renderer: Renderer, screen: io.StringIO) -> None:
     commands.run("/set verbose off")
     commands.run("/set markdown on")
-    commands.run("/set think off")
+    commands.run("/set Think off")
     assert not renderer.verbose and renderer.markdown and not session.think
     assert screen.getvalue() == "verbose = off\nmarkdown = on\nthink = off\n"
     for line in ("/set verbose", "/set think maybe"):
@@ -213,9 +245,7 @@ def test_a_server_tells_of_the_context_with_its_answers_alone(
     monkeypatch.setattr(session.backend, "count", lambda messages, tools, think: None)
     session.replace([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     commands.run("/show")
-    assert (
-        "context             its use shows with the next answer, it holds 1,000 tokens, 1 turn\n" in screen.getvalue()
-    )
+    assert "context             ? of 1,000 tokens until the next answer, 1 turn\n" in screen.getvalue()
 
 
 async def test_the_editor(

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -15,7 +16,7 @@ import pytest
 from patience import PATIENCE, wait_until
 
 from qwen3app.chat import loading
-from qwen3app.chat.loading import Progress, load_with_progress
+from qwen3app.chat.loading import Progress, ProgressLine, load_with_progress
 from qwen3app.errors import ModelError
 
 
@@ -36,6 +37,19 @@ def test_progress_on_a_terminal_and_nowhere_else() -> None:
         assert load_with_progress(load, "tiny\x1b", stream) == "model"  # type: ignore[comparison-overlap]
         assert ("Loading tiny\u241b: weights 75 %" in stream.getvalue()) is shown
         assert stream.getvalue().endswith("\r\x1b[K") is shown
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [(36, "Loading a-longer-name: weights 50 %"), (35, "weights 50 %"), (13, "weights 50 %"), (8, "weights")],
+)
+def test_the_line_never_wraps(columns: int, text: str) -> None:
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (24, columns))
+    with os.fdopen(slave, "w") as stream:
+        ProgressLine(stream, "a-longer-name").show("weights", 1, 2)
+        assert os.read(master, 1000).decode().split("\r")[-1] == f"{text}\x1b[K"
+    os.close(master)
 
 
 def test_a_failure_is_handed_on() -> None:
