@@ -46,7 +46,10 @@ def with_files(typed: str) -> Question:
                 if path not in files:
                     files[path] = read_text(path)
                 return f"{name}{rest}"
-        if quoted or "/" in written or re.search(r"\w\.\w{1,5}\W*$", written):
+        bare = written.removesuffix(tail)
+        if os.path.isdir(os.path.expanduser(bare)):  # noqa: PTH111, PTH112 - as above
+            question.notes.append(f"{bare} is a directory, and only files can be added: @{bare} is sent as it stands.")
+        elif quoted or "/" in written or re.search(r"\w\.\w{1,5}\W*$", written):
             question.notes.append(f"{written} is no file: @{written} is sent as it stands.")
         return match.group()
 

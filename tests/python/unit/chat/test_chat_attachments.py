@@ -38,7 +38,7 @@ def test_a_file_named_twice_is_added_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["mail a@a.py", "@dataclass", "@", "@ a.py", "@someone hello", "@.", "@..", "@sub", "@" + "x" * 9000]
+    "text", ["mail a@a.py", "@dataclass", "@", "@ a.py", "@someone hello", "@.", "@..", "@" + "x" * 9000]
 )
 def test_other_words_stay(text: str) -> None:
     question = with_files(text)
@@ -51,6 +51,15 @@ def test_what_looks_like_a_path_is_said_to_be_none() -> None:
     assert question.notes == [
         "nothere.txt is no file: @nothere.txt is sent as it stands.",
         "sub/none is no file: @sub/none is sent as it stands.",
+    ]
+
+
+def test_a_directory_is_said_to_be_one(folder: Path) -> None:
+    question = with_files(f"What is in @sub, @sub/ and @{folder}?")
+    assert question.text == f"What is in @sub, @sub/ and @{folder}?"
+    assert question.notes == [
+        f"{name} is a directory, and only files can be added: @{name} is sent as it stands."
+        for name in ("sub", "sub/", str(folder))
     ]
 
 
