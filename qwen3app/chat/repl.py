@@ -112,6 +112,7 @@ class Repl:
         self._tools = Tools(session, renderer, self._consent)
         self._commands = Commands(session, renderer, self._tools)
         self._input, self._output = input, output
+        self._terminal = _QuietTerminal()
         self._prompt: PromptSession[str] = PromptSession(
             "> ",
             multiline=True,
@@ -170,7 +171,7 @@ class Repl:
                 self._renderer.notice(note)
             question = attached.text
         if question:
-            with _interrupt_calls(self._interrupt), _quiet_terminal():
+            with _interrupt_calls(self._interrupt), self._terminal:
                 await self._answer(question)
         return False
 
@@ -188,13 +189,15 @@ class Repl:
         prompt: PromptSession[Consent] = PromptSession(
             "Run it? [y]es, [n]o, [a]lways this function: ",
             key_bindings=bindings,
+            enable_suspend=True,
             input=self._input,
             output=self._output,
         )
         clear_typeahead(self._prompt.app.input)  # keys that were read with the question
         _forget_typed_keys()
         # The interrupt handler of the answer stays: prompt_toolkit would remove it.
-        consent = await prompt.prompt_async(handle_sigint=False)
+        with self._terminal.paused():
+            consent = await prompt.prompt_async(handle_sigint=False)
         self._renderer.notice({"yes": "Yes.", "no": "No.", "always": "Always.", "stop": "Stopped."}[consent])
         return consent
 
@@ -250,35 +253,50 @@ def _forget_typed_keys() -> None:
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
-@contextlib.contextmanager
-def _quiet_terminal() -> Iterator[None]:
-    """Keys typed during an answer do not show inside it; the terminal keeps them for the next prompt. Ctrl-Z gives the
-    shell a terminal as it was, and `fg` goes on with a quiet one."""
-    try:
-        import termios
+class _QuietTerminal:
+    """While entered, keys typed during an answer do not show inside it; the terminal keeps them for the next prompt.
+    Ctrl-Z gives the shell a terminal as it was, and `fg` goes on with a quiet one."""
 
-        descriptor = sys.stdin.fileno()
-        before = termios.tcgetattr(descriptor)
-    except (ImportError, OSError, ValueError, termios.error):  # no terminal
-        yield
-        return
-    quiet = list(before)
-    quiet[3] &= ~termios.ECHO
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None  # the terminal's modes; None: there is no terminal
 
-    loop = asyncio.get_running_loop()
+    def __enter__(self) -> None:
+        with contextlib.suppress(ImportError, OSError, ValueError):
+            import termios
 
-    def suspend() -> None:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
-        loop.remove_signal_handler(signal.SIGTSTP)
-        # The signal itself, not SIGSTOP: where no shell would wake this process, it does nothing.
-        os.kill(os.getpid(), signal.SIGTSTP)
-        loop.add_signal_handler(signal.SIGTSTP, suspend)
-        termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+            with contextlib.suppress(termios.error):
+                self._before = termios.tcgetattr(sys.stdin.fileno())
+        self._hush()
 
-    loop.add_signal_handler(signal.SIGTSTP, suspend)
-    termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
-        loop.remove_signal_handler(signal.SIGTSTP)
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """For a question in between, whose prompt does all this by itself."""
+        self._restore()
+        try:
+            yield
+        finally:
+            self._hush()
+
+    def _hush(self) -> None:
+        if self._before is not None:
+            import termios
+
+            quiet = list(self._before)
+            quiet[3] &= ~termios.ECHO
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTSTP, self._suspend)
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, quiet)
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            import termios
+
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._before)
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTSTP)
+
+    def _suspend(self) -> None:
+        with self.paused():
+            # The signal itself, not SIGSTOP: where no shell would wake this process, it does nothing.
+            os.kill(os.getpid(), signal.SIGTSTP)

@@ -19,7 +19,7 @@ from qwen3app.chat.errors import ChatError
 from qwen3app.chat.settings import ChatSettings
 
 MAX_ROUNDS = 16  # answers with tool calls in a row: a model that goes round in circles is stopped
-_NOT_RUN = '{"error": "The user stopped this call."}'
+STOPPED_CALL = '{"error": "The user stopped this call."}'
 
 RunCall = Callable[[Call], Awaitable[str]]
 
@@ -170,6 +170,6 @@ class ChatSession:
         for message in list(turn):
             for call in message.get("tool_calls", ()):
                 if call["id"] not in answered:
-                    turn.append({"role": "tool", "tool_call_id": call["id"], "content": _NOT_RUN})
+                    turn.append({"role": "tool", "tool_call_id": call["id"], "content": STOPPED_CALL})
         self.messages += turn
         self.context_tokens = self.stats.context_tokens or None

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from qwen3app.chat.backend import Call
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import Renderer
-from qwen3app.chat.session import ChatSession
+from qwen3app.chat.session import STOPPED_CALL, ChatSession
 
 Consent = Literal["yes", "no", "always", "stop"]
 Ask = Callable[[Call], Awaitable[Consent]]
@@ -48,6 +48,7 @@ class ToolProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._busy = False
         self._n_tasks = 0  # calls and loads so far
+        self._stopped = 0  # the last of them that the user stopped
         self._left = False  # somebody gave up waiting: a reply may come that belongs to no call
 
     async def start(self) -> list[dict[str, Any]]:
@@ -93,6 +94,8 @@ class ToolProcess:
         if "result" in reply:
             return reply["result"], reply["printed"]
         await self.close()  # it died, or was killed: the next call has a new one
+        if self._stopped == self._n_tasks:
+            return STOPPED_CALL, ""
         return '{"error": "The process of the tools ended during the call."}', ""
 
     def stop(self) -> None:
@@ -100,6 +103,7 @@ class ToolProcess:
         process = self._process
         if process is None or not self._busy:
             return
+        self._stopped = self._n_tasks
         _send(process, signal.SIGINT)
         asyncio.get_running_loop().call_later(_STOP_SECONDS, self._kill, process, self._n_tasks)
 
@@ -204,7 +208,7 @@ class Tools:
             consent = await self._ask(call)
             if consent == "stop":
                 self._session.stop()
-                return self._refused("The user stopped this call.")
+                return self._shown(STOPPED_CALL)
             if consent == "no":
                 return self._refused("The user did not allow this call.")
             if consent == "always":
@@ -214,11 +218,15 @@ class Tools:
             result, printed = await self._process.call(call.name, arguments)
         except ChatError as error:  # the file cannot be loaded any more
             return self._refused(str(error))
+        except asyncio.CancelledError:  # the answer is left, and what the session notes of the call is shown
+            self._shown(STOPPED_CALL)
+            raise
         result = result.encode("utf-8", "replace").decode()  # half a character is no text for a model
-        self._renderer.tool_result(result, printed)
-        return result
+        return self._shown(result, printed)
 
     def _refused(self, sentence: str) -> str:
-        result = json.dumps({"error": sentence}, ensure_ascii=False)
-        self._renderer.tool_result(result)
+        return self._shown(json.dumps({"error": sentence}, ensure_ascii=False))
+
+    def _shown(self, result: str, printed: str = "") -> str:
+        self._renderer.tool_result(result, printed)
         return result

@@ -305,12 +305,29 @@ def test_ctrl_z_and_fg(open_screen: OpenScreen, at_the_prompt: bool) -> None:
         screen.wait("EXIT")
 
 
+def test_ctrl_z_at_a_call(open_screen: OpenScreen, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(TOOLS)
+    with scripted(call("add", '{"a": 2, "b": 3}'), words("It is 5.")) as server:
+        screen = open_screen(server, shell=True)
+        screen.enter(f"/tools {tmp_path}/my.py")
+        screen.enter("add them")
+        screen.wait("Run it?")
+        screen.keys("C-z")
+        screen.wait("Stopped")
+        screen.keys("-l", "fg")
+        screen.keys("Enter")
+        screen.wait("Run it?")
+        screen.keys("y")
+        screen.wait("→ 5", "It is 5.")
+        screen.wait_prompt()
+
+
 def test_a_narrow_window_that_changes(open_screen: OpenScreen) -> None:
     with scripted(words(*MARKDOWN)) as server:
         screen = open_screen(server, columns=20, rows=30)
         screen.enter("one")
         screen.wait("• two", "tok/s")
-        screen.wait("context 31 of 1,000" if False else "context ")
+        screen.wait("context ")
         screen.tmux("resize-window", "-x", "70", "-y", "20")
         screen.wait("scripted · context")
         screen.enter("two")

@@ -25,7 +25,7 @@ from prompt_toolkit.output import DummyOutput
 from qwen3app.chat import repl as repl_module
 from qwen3app.chat.commands import Commands
 from qwen3app.chat.render import Renderer
-from qwen3app.chat.repl import Repl, _CommandCompleter, _quiet_terminal, block_is_open, unwrap
+from qwen3app.chat.repl import Repl, _CommandCompleter, _QuietTerminal, block_is_open, unwrap
 from qwen3app.chat.session import ChatSession
 from qwen3app.text.tool_calls import ToolCall
 
@@ -198,7 +198,11 @@ async def test_keys_do_not_show_during_an_answer(monkeypatch: pytest.MonkeyPatch
         with stdin_is(slave, monkeypatch):
             before = termios.tcgetattr(slave)
             assert before[3] & termios.ECHO
-            with _quiet_terminal():
+            quiet = _QuietTerminal()
+            with quiet:
+                assert not termios.tcgetattr(slave)[3] & termios.ECHO
+                with quiet.paused():
+                    assert termios.tcgetattr(slave) == before
                 assert not termios.tcgetattr(slave)[3] & termios.ECHO
             assert termios.tcgetattr(slave) == before
     finally:

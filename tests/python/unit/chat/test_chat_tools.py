@@ -251,13 +251,13 @@ async def test_a_call_can_be_stopped(tools: Tools, file: Path, tmp_path: Path, s
     await until(started.exists)
     tools.stop()
     result = json.loads(await running)
-    assert result["error"] in ("The user stopped this call.", "The process of the tools ended during the call.")
+    assert result["error"] == "The user stopped this call."
     assert await run(tools, "text") == "plain"
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_call_that_is_left_has_no_part_in_the_next(
-    tools: Tools, file: Path, tmp_path: Path, stopped: bool
+    tools: Tools, file: Path, tmp_path: Path, screen: io.StringIO, stopped: bool
 ) -> None:
     """What the chat does where a stopped call does not end in time."""
     await tools.load(file)
@@ -269,6 +269,7 @@ async def test_a_call_that_is_left_has_no_part_in_the_next(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert screen.getvalue().endswith('→ {"error": "The user stopped this call."}\n')
     assert await run(tools, "text") == "plain"
 
 
