@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_streams_several_requests_and_cancels_the_last(stream: Path, tiny_model:
     assert ends[3][0] == "cancelled"
     assert len(tokens[3]) >= 4
     assert "4 requests" in result.stderr
+    assert re.findall("loaded: .*", result.stderr) == ["loaded: map", "loaded: weights", "loaded: kv"]
 
 
 def test_requests_do_not_disturb_each_other(stream: Path, tiny_model: Path) -> None:

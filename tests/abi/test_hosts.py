@@ -179,6 +179,15 @@ def test_mistakes_get_one_sentence(stream: list[str], tiny_model: Path, argument
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_node_without_the_library_says_where_it_looked(node_stream: list[str], tmp_path: Path) -> None:
+    folder = Path(node_stream[1]).parent
+    shutil.copytree(folder, tmp_path / "alone", symlinks=True, ignore=shutil.ignore_patterns("libqwen3.so"))
+    result = run(["node", str(tmp_path / "alone" / "stream.mjs")], "/a/model", "1 2")
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"stream: {tmp_path}/alone/libqwen3.so cannot be loaded (")
+    assert result.stderr.endswith("put libqwen3.so beside qwen3.mjs, or its path into QWEN3_LIBRARY\n")
+
+
 def test_a_reader_that_leaves_ends_the_program_without_a_trace(stream: list[str], patient_model: Path) -> None:
     with subprocess.Popen(
         [*stream, "--take", "1000000000", str(patient_model), "9 10 11"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

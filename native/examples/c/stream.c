@@ -26,7 +26,8 @@ static int fail(const char* doing) {
 
 static int32_t on_progress(void* user, const char* phase, uint64_t done, uint64_t total) {
   (void)user;
-  fprintf(stderr, "loading: %s %" PRIu64 "/%" PRIu64 "\n", phase, done, total);
+  /* Once a phase; a bar would be drawn at every call. */
+  if (done == total) fprintf(stderr, "loaded: %s\n", phase);
   return 0; /* go on */
 }
 

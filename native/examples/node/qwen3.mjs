@@ -10,7 +10,16 @@
 import { promisify } from 'node:util';
 import koffi from 'koffi';
 
-const lib = koffi.load(process.env.QWEN3_LIBRARY ?? new URL('libqwen3.so', import.meta.url).pathname);
+const lib = load(process.env.QWEN3_LIBRARY ?? new URL('libqwen3.so', import.meta.url).pathname);
+
+function load(path) {
+  try {
+    return koffi.load(path);
+  } catch (error) {
+    const advice = 'put libqwen3.so beside qwen3.mjs, or its path into QWEN3_LIBRARY';
+    throw new Error(`${path} cannot be loaded (${error.message}); ${advice}`);
+  }
+}
 
 koffi.opaque('qwen3_engine');
 // The header's names, order and types; the sizes are those of ABI version 1.

@@ -7,7 +7,6 @@
 // with --take the last prompt would run until the context is full, and is cancelled after N tokens.
 
 import { parseArgs } from 'node:util';
-import { Engine } from './qwen3.mjs';
 
 const USAGE = 'usage: node stream.mjs [--max-tokens N] [--seed N] [--take N] MODEL_DIR PROMPT...';
 
@@ -38,6 +37,7 @@ async function print(engine, which, prompt, sampling, take) {
 let engine;
 try {
   const { values, modelDir, prompts } = readArguments();
+  const { Engine } = await import('./qwen3.mjs'); // here, where a library that is not there gets its sentence
   engine = new Engine(modelDir);
   process.stdout.on('error', () => engine.close()); // nobody reads: all streams end
   const usual = { maxTokens: Number(values['max-tokens'] ?? 24), seed: BigInt(values.seed ?? 0) };
@@ -50,7 +50,7 @@ try {
     }),
   );
 } catch (error) {
-  console.error(`stream: ${error.message}`);
+  console.error(`stream: ${error.message.split('\n')[0]}`);
   process.exitCode = 1;
 } finally {
   await engine?.close();
