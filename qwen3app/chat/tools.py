@@ -40,16 +40,20 @@ def find_python() -> str:
     return found
 
 
+class _Task:
+    """A call, or the loading of a file."""
+
+    def __init__(self) -> None:
+        self.stopped = False  # by the user
+
+
 class ToolProcess:
     """One process with one file's functions. It is started again when a call had to be killed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._process: asyncio.subprocess.Process | None = None
-        self._busy = False
-        self._n_tasks = 0  # calls and loads so far
-        self._stopped = 0  # the last of them that the user stopped
-        self._left = False  # somebody gave up waiting: a reply may come that belongs to no call
+        self._task: _Task | None = None  # what the process does now
 
     async def start(self) -> list[dict[str, Any]]:
         """Loads the file and returns its tools; ChatError says what is wrong with it."""
@@ -71,7 +75,7 @@ class ToolProcess:
             env=environment,
         )
         self._process = process
-        hello = await self._exchange(process, None)
+        hello = await self._exchange(process, _Task(), None)
         if "tools" not in hello:
             await self.close()
             raise ChatError(f"{self._path}: {hello.get('error') or 'Python ended while it loaded the file.'}")
@@ -84,44 +88,42 @@ class ToolProcess:
             request = json.dumps({"name": name, "arguments": arguments}).encode() + b"\n"
         except RecursionError:
             return '{"error": "The arguments are nested too deeply."}', ""
-        if self._left:
-            await self.close()
         if self._process is None:
             await self.start()
-        process = self._process
+        process, task = self._process, _Task()
         assert process is not None
-        reply = await self._exchange(process, request)
+        reply = await self._exchange(process, task, request)
         if "result" in reply:
             return reply["result"], reply["printed"]
         await self.close()  # it died, or was killed: the next call has a new one
-        if self._stopped == self._n_tasks:
+        if task.stopped:
             return STOPPED_CALL, ""
         return '{"error": "The process of the tools ended during the call."}', ""
 
     def stop(self) -> None:
         """Interrupts the running call, and kills it where that does not end it. Without one, nothing."""
-        process = self._process
-        if process is None or not self._busy:
+        process, task = self._process, self._task
+        if process is None or task is None:
             return
-        self._stopped = self._n_tasks
+        task.stopped = True
         _send(process, signal.SIGINT)
-        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._kill, process, self._n_tasks)
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._kill, process, task)
 
-    def _kill(self, process: asyncio.subprocess.Process, task: int) -> None:
-        if self._busy and process is self._process and task == self._n_tasks:
+    def _kill(self, process: asyncio.subprocess.Process, task: _Task) -> None:
+        if task is self._task:
             _send(process, signal.SIGKILL)
 
     async def close(self) -> None:
         process, self._process = self._process, None
-        self._left = False
         if process is not None:
             _send(process, signal.SIGKILL)
             await process.wait()
 
-    async def _exchange(self, process: asyncio.subprocess.Process, request: bytes | None) -> dict[str, Any]:
+    async def _exchange(
+        self, process: asyncio.subprocess.Process, task: _Task, request: bytes | None
+    ) -> dict[str, Any]:
         """The reply to a request, or with None what the process says first. {}: it has ended."""
-        self._busy = True
-        self._n_tasks += 1
+        self._task = task
         try:
             if request is not None:
                 assert process.stdin is not None
@@ -129,12 +131,12 @@ class ToolProcess:
                     process.stdin.write(request)
                     await process.stdin.drain()
             return await self._reply(process)
-        except BaseException:
-            self._left = True
+        except BaseException:  # nobody waits any more: a reply that still comes must not be taken for another call's
+            self._process = None
             _send(process, signal.SIGKILL)
             raise
         finally:
-            self._busy = False
+            self._task = None
 
     async def _reply(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
         """The next line, {} at the end."""

@@ -84,8 +84,7 @@ class _Pull:
         self._fetch_quietly(sorted(name for name in self._listing.files if _is_text(name)))
         self._judge_text()
         weights = [self._remote(name) for name in self._weight_names()]
-        # Files of the same bytes have one place in the cache, and come once.
-        missing = list({self._store.partial(each): each for each in weights if not self._store.has(each)}.values())
+        missing = self._missing(weights)
         self._check_space(missing)
         self._store.settle(self._listing.files, missing)
         name, shown = self._hub.name, self._store.shown
@@ -100,12 +99,16 @@ class _Pull:
             for remote in weights:
                 self._store.has(remote)  # puts those of the same bytes into their places
         self._store.finish()
-        proved = (
-            "" if not self._unproved else f" {self._unproved} files could not be checked: the server gives no hash."
-        )
+        said = f"{name} is complete in {shown}: {format_bytes(total)} of weights."
+        if self._unproved:
+            said += f" {self._unproved} files could not be checked: the server gives no hash."
         model = name if isinstance(self._store, CacheStore) else shown
-        hint = f"Try `qwen3-8b chat --model {model}`."
-        self._progress.say(f"{name} is complete in {shown}: {format_bytes(total)} of weights.{proved} {hint}")
+        self._progress.say(f"{said} Try `qwen3-8b chat --model {model}`.")
+
+    def _missing(self, weights: Sequence[RemoteFile]) -> list[RemoteFile]:
+        """Those that are not here. Files of the same bytes have one place in the cache, and come once."""
+        by_place = {self._store.partial(each): each for each in weights if not self._store.has(each)}
+        return list(by_place.values())
 
     # -------------------------------------------------------------------------------------------- refusing beforehand
 
@@ -148,9 +151,9 @@ class _Pull:
         raise ModelError(f"{self._hub.name} cannot be run: {sentence}. Its weights were not downloaded.")
 
     def _check_space(self, missing: Sequence[RemoteFile]) -> None:
-        needed = sum(remote.size - self._here(remote) for remote in missing)
-        if needed == 0:
+        if not missing:
             return
+        needed = sum(remote.size - self._here(remote) for remote in missing)
         free = shutil.disk_usage(self._store.partial(missing[0]).parent).free
         free += sum(path.stat().st_size for path in self._store.replaced(missing))
         if needed > free:
