@@ -4,7 +4,9 @@ A connection that owes something (the rest of a request, or room in its receive 
 for `idle_timeout` is closed, as is one that asks nothing for that long. Without this, peers that open a request and
 stop, or ask for a long answer and never read it, hold memory and sockets for ever. A running answer is no idleness,
 however long the model thinks. What is refused here gets a request id and a line of the log like any other request; it
-never breaks into an answer that is under way. On the event loop's thread.
+never breaks into an answer that is under way. A connection on which the peer may still be sending is closed in two
+steps: to close it while something lies unread would be a reset, which may take the answer from the peer.
+On the event loop's thread.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from qwen3app.guards import GuardSettings
 
 _HEAD, _BODY, _ANSWER = range(3)  # what a connection is in the middle of
+# How long what a peer still sends behind its refusal is read and dropped.
+_LINGER_SECONDS = 2.0
 _INVALID = error_reply(400, "This is no valid HTTP/1.1 request.")
 
 NoteRefusal = Callable[[Record, str | None], None]
@@ -46,6 +50,7 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
         _record: Record  # of the request whose head came last
         _refused = False  # what else this peer sends is dropped
         _refusal: bytes | None = None  # to be written once the answers before it are complete
+        _end: asyncio.TimerHandle | None = None  # set: nothing more is answered here
 
         # ---- what comes
 
@@ -105,6 +110,7 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
             self._stage = _BODY
             if request_timeout:
                 self._deadline = self.loop.call_later(request_timeout, self._miss_deadline)
+            self.cycle.transport = self._closing_in_steps  # type: ignore[assignment]
             if self.parser.get_http_version() in ("0.9", "1.0"):
                 self.cycle.send = _UntilClose(self.cycle)  # type: ignore[method-assign]
 
@@ -120,11 +126,14 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self._closing_in_steps = _ClosingInSteps(transport, self._close)
             self._wait_for_peer()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
             self._drop_deadline()
+            if self._end is not None:
+                self._end.cancel()
             self.pipeline.clear()
             if self._answered is not None and not self._answered.response_complete:
                 self._answered.disconnected = True  # uvicorn tells only the request that came last
@@ -146,6 +155,8 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
                 self._wait_for_peer()
 
         def on_response_complete(self) -> None:
+            if self._end is not None:
+                return
             was_last = not self.pipeline
             super().on_response_complete()
             self._unset_keepalive_if_required()  # uvicorn's own limit on idleness: here it is this class's
@@ -153,7 +164,7 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
                 return
             if self._refusal is not None and was_last:
                 self.transport.write(self._refusal)
-                self.transport.close()
+                self._linger()
             elif self._patience is None:
                 self._wait_for_peer()
 
@@ -162,7 +173,8 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
 
         def _wait_for_peer(self) -> None:
             self._stop_waiting()
-            self._patience = self.loop.call_later(idle_timeout, self._look_again)
+            if self._end is None:
+                self._patience = self.loop.call_later(idle_timeout, self._look_again)
 
         def _stop_waiting(self) -> None:
             if self._patience is not None:
@@ -221,9 +233,44 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
                 self._stop_waiting()
             else:
                 self.transport.write(head + reply.body)
+                self._linger()
+
+        # ---- the end
+
+        def _close(self) -> None:
+            """As the answer says (connection: close)."""
+            if self._stage == _BODY:
+                self._linger()
+            else:
+                self.transport.close()
+
+        def _linger(self) -> None:
+            self._refused = True
+            self._stop_waiting()
+            self._drop_deadline()
+            if self.transport.is_closing() or self._end is not None:
+                return
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self.flow.resume_reading()
+            self._end = self.loop.call_later(_LINGER_SECONDS, self._stop_lingering)
+
+        def _stop_lingering(self) -> None:
+            if self.flow.write_paused:
+                self.transport.abort()  # what it does not read cannot be flushed
+            else:
                 self.transport.close()
 
     return GuardedProtocol
+
+
+class _ClosingInSteps:
+    """A connection as a cycle knows it; how it is closed is the protocol's."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
 
 
 class _UntilClose:

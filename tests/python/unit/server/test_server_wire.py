@@ -16,6 +16,7 @@ from patience import PATIENCE, until
 from serving import TestServer, TextParts, events_of, make_model, serving
 
 from qwen3app.guards import GuardSettings
+from qwen3app.server import protocol
 
 GUARDS = GuardSettings(api_keys=("k",), idle_timeout=3.0, max_head_kb=4, max_body_mb=0.01, cors_origins=("http://a",))
 PATIENT = replace(GUARDS, idle_timeout=60.0)
@@ -274,3 +275,52 @@ async def test_encodings_of_bodies(text_parts: TextParts, body: bytes, head: str
     async with serving(make_model(text_parts, engine_of(text_parts)), guards=PATIENT) as server:
         answer = await say(server, sized(body, head + "connection: close\r\n"), [])
         assert statuses(answer) == [status] and words in answer.decode()
+
+
+_CLOSE = "connection: close\r\n"
+SENT_ON: list[tuple[bytes, int]] = [
+    (post(b"", f"content-length: 9000000\r\n{_CLOSE}"), 413),
+    (post(b"", f"content-length: 9000000\r\n{_CLOSE}", path="/nowhere"), 404),
+    (post(b"100000\r\n", f"transfer-encoding: chunked\r\n{_CLOSE}"), 413),
+    (f"POST / HTTP/1.1\r\nx: {'y' * 5000}\r\n\r\n".encode(), 431),
+    (b"nonsense\r\n\r\n", 400),
+]
+
+
+@pytest.mark.parametrize(("head", "status"), SENT_ON)
+async def test_who_still_sends_behind_a_refusal_sees_no_reset(
+    text_parts: TextParts, monkeypatch: pytest.MonkeyPatch, head: bytes, status: int
+) -> None:
+    monkeypatch.setattr(protocol, "_LINGER_SECONDS", PATIENCE)
+    async with serving(make_model(text_parts, engine_of(text_parts)), guards=PATIENT) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(head)
+        for _ in range(60):
+            writer.write(b"x" * 50_000)
+            await writer.drain()  # raises where the connection was reset
+        answer = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert statuses(answer) == [status]
+        assert b"\r\nconnection: close\r\n" in answer and answer.endswith(b"}}")
+        assert len(server.life._server.server_state.connections) == 1  # it waits for this end
+        writer.close()
+        await until(lambda: not server.life._server.server_state.connections)
+
+
+@pytest.mark.parametrize("sends", [False, True])
+async def test_who_does_not_leave_after_a_refusal_is_left(
+    text_parts: TextParts, monkeypatch: pytest.MonkeyPatch, sends: bool
+) -> None:
+    monkeypatch.setattr(protocol, "_LINGER_SECONDS", 0.2)
+    async with serving(make_model(text_parts, engine_of(text_parts)), guards=PATIENT) as server:
+        for head, status in SENT_ON:
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(head + b"x" * 20_000)
+            assert statuses(await asyncio.wait_for(reader.readuntil(b"}}"), PATIENCE)) == [status]
+
+            def is_left(writer: asyncio.StreamWriter = writer) -> bool:
+                if sends and not writer.is_closing():
+                    writer.write(b"x" * 1000)
+                return not server.life._server.server_state.connections
+
+            await until(is_left)
+            writer.close()
