@@ -15,6 +15,7 @@ from typing import BinaryIO, TextIO
 
 from rich.console import Console
 
+from qwen3app.chat.attachments import MAX_BYTES
 from qwen3app.chat.backend import Piece
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import Renderer, cut_sentence, stats_line
@@ -51,7 +52,9 @@ def with_piped_text(question: str, stdin: TextIO, stderr: TextIO) -> str:
 
 
 def _read_text(stream: BinaryIO, what: str) -> str:
-    data = stream.read()
+    data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:  # `yes | ...` has no end
+        raise ChatError(f"{what} is longer than {MAX_BYTES >> 20} MiB, more than a context holds.")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -77,6 +77,12 @@ def test_question_from_stdin() -> None:
     ):
         with pytest.raises(ChatError, match=sentence):
             read_question(io.BytesIO(data))
+    with (
+        Path("/dev/zero").open("rb") as endless,
+        pytest.raises(ChatError, match="longer than 4 MiB, more than a context"),
+    ):
+        read_question(endless)
+    assert len(read_question(io.BytesIO(b"x" * (4 << 20)))) == 4 << 20
 
 
 @pytest.mark.parametrize(
