@@ -311,10 +311,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The parsed command line; UsageError with the closest match for a word that does not exist."""
     word = next((argument for argument in argv if not argument.startswith("-")), None)
     if word is not None and word not in COMMANDS and argv[0] == word:
-        raise UsageError(
-            f"{PROGRAM}: there is no command {word!r}; {_closest(word, COMMANDS, ', '.join(COMMANDS))} "
-            f"(see `{PROGRAM} --help`)."
-        )
+        raise UsageError(f"{PROGRAM}: there is no command {word!r}; {_command_hint(word)} (see `{PROGRAM} --help`).")
     parser, parsers = build_parser(word or "")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -322,9 +319,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         flag = unknown[0].partition("=")[0]
         if flag.startswith("-"):
             used.error(f"there is no flag {flag}; {_flag_hint(flag, args.command, used)}")
-        hint = '; ask one question with --once "QUESTION"' if args.command == "chat" else ""
-        used.error(f"unexpected argument {unknown[0]!r}{hint}")
+        used.error(f"unexpected argument {unknown[0]!r}{_word_hint(unknown[0], args.command, used)}")
     return args
+
+
+def _command_hint(word: str) -> str:
+    return _closest(word, [*COMMANDS, "--help", "--version", "--licenses"], f"there are {', '.join(COMMANDS)}")
+
+
+def _word_hint(word: str, command: str | None, parser: argparse.ArgumentParser) -> str:
+    if command == "chat" and not os.path.exists(word):  # noqa: PTH110 - a text that can be no path is none
+        return '; ask one question with --once "QUESTION"'
+    return "; the model is given with --model" if "--model" in _flags(parser) else ""
 
 
 def _flag_hint(flag: str, command: str | None, parser: argparse.ArgumentParser) -> str:
@@ -341,9 +347,9 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
 
 
-def _closest(word: str, known: Sequence[str] | dict[str, Command], otherwise: str) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there are {otherwise}" if known is COMMANDS else otherwise
+def _closest(word: str, known: Sequence[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else otherwise
 
 
 def run(argv: Sequence[str]) -> int:

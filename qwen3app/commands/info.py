@@ -181,9 +181,10 @@ def run_info(
     stderr: TextIO | None = None,
 ) -> int:
     """Prints the description on stdout. 1 if the model cannot run here with these options: stderr says why, too."""
+    from qwen3app.runtime.loaded_model import check_directory
+
     stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
-    if not model_dir.is_dir():
-        raise ModelError(f"There is no model directory {model_dir}: give one with --model.")
+    check_directory(model_dir)
     description = describe(model_dir, options)
     if as_json:
         print_json(description, stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
 def run_pull(args: argparse.Namespace) -> int:
     """Prints the model's directory on stdout; the rest goes to stderr."""
     name = parse_name(args.name)
-    is_directory = Path(args.name).is_dir()
+    is_directory = os.path.isdir(args.name)  # noqa: PTH112 - a text that can be no path is none
     if name is None and is_directory:
         raise UsageError(
             f"{args.name} is a directory here, not a name on the Hub; a model in it needs no download "

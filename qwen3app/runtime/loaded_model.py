@@ -63,7 +63,7 @@ class LoadedModel:
         """Blocks until the model is ready; call it in a thread from asyncio. constraints: prepares for them, which
         later would stall all threads for most of a second."""
         clock = _PhaseClock("ids", progress)
-        _check_directory(directory)
+        check_directory(directory)
         text: dict[str, Any] = {}
 
         def load_text() -> None:
@@ -150,7 +150,8 @@ class _PhaseClock:
         return self._progress(phase, done, total) if self._progress is not None else None
 
 
-def _check_directory(directory: Path) -> None:
+def check_directory(directory: Path) -> None:
+    """ModelError for what cannot be a model directory."""
     if not directory.exists():
         raise ModelError(f"There is no model directory {directory}; check the path given with --model.")
     if not directory.is_dir():
