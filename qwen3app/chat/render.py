@@ -53,7 +53,7 @@ def stats_line(stats: TurnStats) -> str:
 def cut_sentence(stats: TurnStats, how: str, *, in_conversation: bool = True) -> str | None:
     """Why an answer is incomplete, or None. how: what raises max_tokens here, a command or a flag."""
     if stats.is_empty:
-        return "The model ended its answer before the first word; ask in other words."
+        return "The model ended its answer without a word; ask in other words."
     if stats.finish != "length":
         return None
     if stats.context_full:

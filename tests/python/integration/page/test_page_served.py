@@ -50,6 +50,28 @@ def test_settings_reach_the_model_in_the_box(demo_server: RealServer, open_page:
     assert page.evaluate(said) == first and "PARIS" not in "".join(first)
 
 
+GET_TIME = """[{"name": "get_time", "description": "Get the local time of a city",
+  "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]"""
+
+
+def test_a_call_that_the_model_in_the_box_makes(demo_server: RealServer, open_page: Any) -> None:
+    page = open_page(f"{demo_server.url}/")
+    page.click("#open-settings")
+    page.fill("[name=tools]", GET_TIME)
+    page.click("#close-settings")
+    converse(page, "What time is it in Tokyo?")
+    assert "get_time" in page.locator(".assistant .call").inner_text()
+    assert '"Tokyo"' in str(page.locator(".assistant .call").text_content())
+    page.fill("#result-0", '{"time": "14:35"}')
+    page.click("text=Go on with the result")
+    until(
+        page,
+        "[...document.querySelectorAll('.assistant .markdown')].some((answer) => /14:35/.test(answer.textContent))",
+    )
+    wait_for_end(page)
+    assert "Tokyo" in answers(page)[-1]
+
+
 def test_stop_frees_the_slot(real_server: RealServer, open_page: Any) -> None:
     page = open_page(f"{real_server.url}/")
     ask(page, "Speak.")

@@ -33,7 +33,7 @@ async def test_an_empty_answer_is_said(session: ChatSession, runtime: Any) -> No
     out, err = io.StringIO(), io.StringIO()
     await ask_once(session, "Hi", out, err)
     assert out.getvalue() == ""
-    assert err.getvalue() == "The model ended its answer before the first word; ask in other words.\n"
+    assert err.getvalue() == "The model ended its answer without a word; ask in other words.\n"
 
 
 async def test_a_terminal_is_never_steered(session: ChatSession, runtime: Any) -> None:
