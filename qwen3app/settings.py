@@ -305,8 +305,9 @@ def resolve_model_dir(
         )
         return DEMO_MODEL
     raise UsageError(
-        f"No model: give --model DIR or a name like --model Qwen/Qwen3-8B, which is downloaded, set QWEN3_MODEL, or "
-        f"put one into {DEFAULT_MODEL} (`qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}`)."
+        f"No model: give --model DIR, a name like --model Qwen/Qwen3-8B, which is downloaded, or --model "
+        f"{DEMO_MODEL.name}, the toy inside this program; or set QWEN3_MODEL, or put one into {DEFAULT_MODEL} "
+        f"(`qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}`)."
     )
 
 
