@@ -28,7 +28,8 @@
 namespace qwen3::cuda {
 namespace {
 
-constexpr int kThreads = 32 * kSegments;
+constexpr int kThreads = 32 * kSegments;  // 8 tokens of a tile, an output each
+static_assert(kThreads == 8 * kPackRows);
 constexpr int kSumStride = 20;  // floats between tokens of a partial sum [token][16 rows]: no bank conflicts
 
 __host__ __device__ constexpr int slot_bytes(int groups) {
@@ -108,6 +109,23 @@ __global__ void __launch_bounds__(kThreads)
     if (i < n) fill_input(i, i);
     cp_async_commit();
   }
+  // What the residual add adds to: asked for here, it is there when the sums are; a load behind them would be waited
+  // for. Output i of a thread is element threadIdx.x + i * kThreads of the tile [token][16].
+  auto place_of = [&](int i, int& token, int& out) {
+    const int element = threadIdx.x + i * kThreads;
+    token = element / 16;
+    out = blockIdx.x * 16 + element % 16;
+    return token < n_rows && out < call.n_out;
+  };
+  float old[groups];
+#pragma unroll
+  for (int i = 0; i < groups; i++) {
+    int token, out;
+    old[i] = 0.0f;
+    if (call.mode == LinearMode::kAccumulate && place_of(i, token, out)) {
+      old[i] = call.out[static_cast<int64_t>(token) * call.n_out + out];
+    }
+  }
   int slot = 0;
   for (int i = 0; i < n; i++) {
     cp_async_wait<ring - 1>();
@@ -153,14 +171,13 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   } else {
-    for (int i = threadIdx.x; i < groups * 8 * 16; i += kThreads) {
-      const int row = i % 16, token = i / 16;
-      const int out = blockIdx.x * 16 + row;
-      if (token < call.n_rows && out < call.n_out) {
-        float* to = call.out + static_cast<int64_t>(token) * call.n_out + out;
-        const float y = total(token, row);
-        *to = call.mode == LinearMode::kAccumulate ? __fadd_rn(*to, y) : y;
-      }
+#pragma unroll
+    for (int i = 0; i < groups; i++) {
+      int token, out;
+      if (!place_of(i, token, out)) continue;
+      const float y = total(token, out % 16);
+      call.out[static_cast<int64_t>(token) * call.n_out + out] =
+          call.mode == LinearMode::kAccumulate ? __fadd_rn(old[i], y) : y;
     }
   }
 }
