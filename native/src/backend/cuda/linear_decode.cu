@@ -83,15 +83,20 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int c = 0; c < 4; c++) cp_async_16(to + c * 512, from + c * 512, 16);
   };
+  // This lane's chunk of 8 columns of row lane / 8; its other rows are every fourth from there. What can be known
+  // before the wait is: address arithmetic behind it would hold up the first products.
+  const int x_col = begin * kPackCols + lane % 8 * 8;
+  const uint16_t* x_lane = x + static_cast<int64_t>(lane / 8) * n_in + x_col;
+  const int rows_from_lane = n_rows - lane / 8;
+  const uint32_t x_even = lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4), x_odd = (x_even ^ 64) + 512;
   auto fill_input = [&](int i, int slot) {
     const uint32_t to = slots + slot * kSlot + kPackBlockBytes;
-    const int col = (begin + i) * kPackCols + lane % 8 * 8;
+    const bool inside = x_col + i * kPackCols < n_in;
 #pragma unroll
     for (int c = 0; c < 2 * groups; c++) {
-      const int row = c * 4 + lane / 8;
-      const bool inside = row < n_rows && col < n_in;
-      cp_async_16(to + row * 128 + ((lane % 8 ^ row % 8) << 4), inside ? x + static_cast<int64_t>(row) * n_in + col : x,
-                  inside ? 16 : 0);
+      cp_async_16(to + (c % 2 == 0 ? x_even : x_odd) + c / 2 * 1024,
+                  x_lane + static_cast<int64_t>(c * 4) * n_in + i * kPackCols,
+                  inside && c * 4 < rows_from_lane ? 16 : 0);
     }
   };
   griddep_launch();
