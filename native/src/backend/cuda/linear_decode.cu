@@ -39,25 +39,40 @@ constexpr size_t shared_bytes(int groups, int ring) {
   return static_cast<size_t>(kSegments) * ring * slot_bytes(groups) + 1024;  // 1,024: to align the base
 }
 
-// One block of 64 columns: acc += weight block * inputs. `slot` points to its shared memory.
+// One block of 64 columns of weights and inputs, as mma.sync takes them: 4 steps of 16 columns.
 template <int groups>
-__device__ __forceinline__ void multiply_block(float (&acc)[groups][4], uint32_t slot, int lane) {
-  // Matrices of a ldmatrix of A: (rows 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
-  const uint32_t a_address = slot + (lane / 8 % 2) * 1024 + (lane / 16) * 128 + (lane % 8) * 16;
-  const uint32_t b_row = slot + kPackBlockBytes + (lane % 8) * 128;
+struct Operands {
+  uint32_t a[4][4];
+  uint32_t b[2][groups][4];  // two steps each
+
+  // `weights` and `inputs` are the addresses of this lane's rows (below). All is asked for at once, so that its latency
+  // shows once.
+  __device__ __forceinline__ void load(uint32_t weights, uint32_t inputs) {
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    uint32_t a[2][4];
-    ldmatrix_x4(a[0], a_address + half * 512);
-    ldmatrix_x4(a[1], a_address + half * 512 + 256);
+    for (int half = 0; half < 2; half++) {
+      ldmatrix_x4(a[2 * half], weights + half * 512);
 #pragma unroll
-    for (int j = 0; j < groups; j++) {
-      uint32_t b[4];  // chunks 4 half .. 4 half + 3 of 8 columns: two k steps
-      ldmatrix_x4(b, b_row + j * 1024 + (((half * 4 + lane / 8) ^ (lane % 8)) << 4));
-      mma_bf16(acc[j], a[0], b[0], b[1]);
-      mma_bf16(acc[j], a[1], b[2], b[3]);
+      for (int j = 0; j < groups; j++) ldmatrix_x4(b[half][j], (inputs ^ half * 64) + j * 1024);
+      ldmatrix_x4(a[2 * half + 1], weights + half * 512 + 256);
     }
   }
+  __device__ __forceinline__ void multiply(float (&acc)[groups][4]) const {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+      for (int j = 0; j < groups; j++) mma_bf16(acc[j], a[2 * half], b[half][j][0], b[half][j][1]);
+#pragma unroll
+      for (int j = 0; j < groups; j++) mma_bf16(acc[j], a[2 * half + 1], b[half][j][2], b[half][j][3]);
+    }
+  }
+};
+// Matrices of a ldmatrix of A: (rows 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15); of B: chunks 4 half .. 4 half
+// + 3 of 8 columns, which the swizzle has 64 bytes apart.
+__device__ __forceinline__ uint32_t weight_rows(int lane) {
+  return lane / 8 % 2 * 1024 + lane / 16 * 128 + lane % 8 * 16;
+}
+__device__ __forceinline__ uint32_t input_rows(int lane) {
+  return kPackBlockBytes + lane % 8 * 128 + ((lane / 8 ^ lane % 8) << 4);
 }
 
 // first_wave: CTAs that run at once, and so wait for the kernel before.
@@ -69,40 +84,40 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int begin = warp * call.col_blocks / kSegments, end = (warp + 1) * call.col_blocks / kSegments;
   const int n = end - begin;
-  const uint8_t* weight = reinterpret_cast<const uint8_t*>(call.weight) +
-                          (static_cast<int64_t>(blockIdx.x) * call.col_blocks + begin) * kPackBlockBytes + lane * 16;
   const uint32_t base = (shared_address(raw_shared) + 1023) & ~1023u;
   const uint32_t slots = base + warp * ring * kSlot;
-  const uint16_t* x = call.x;
   const int n_rows = call.n_rows, n_in = call.n_in;
   float acc[groups][4] = {};
 
-  auto fill_weight = [&](int i, int slot) {
-    const uint32_t to = slots + slot * kSlot + lane * 16;
-    const uint8_t* from = weight + static_cast<int64_t>(i) * kPackBlockBytes;
+  // This lane's part of a block's weights: 16 of every 512 bytes; of its inputs: a chunk of 8 columns of row lane / 8
+  // and of every fourth row from there. Both walk from block to block, so that little arithmetic stands between a wait
+  // and the products.
+  const uint8_t* weight = reinterpret_cast<const uint8_t*>(call.weight) +
+                          (static_cast<int64_t>(blockIdx.x) * call.col_blocks + begin) * kPackBlockBytes + lane * 16;
+  auto fill_weight = [&](uint32_t to) {
 #pragma unroll
-    for (int c = 0; c < 4; c++) cp_async_16(to + c * 512, from + c * 512, 16);
+    for (int c = 0; c < 4; c++) cp_async_16(to + c * 512, weight + c * 512, 16);
+    weight += kPackBlockBytes;
   };
-  // This lane's chunk of 8 columns of row lane / 8; its other rows are every fourth from there. What can be known
-  // before the wait is: address arithmetic behind it would hold up the first products.
   const int x_col = begin * kPackCols + lane % 8 * 8;
-  const uint16_t* x_lane = x + static_cast<int64_t>(lane / 8) * n_in + x_col;
+  const uint16_t* x = call.x + static_cast<int64_t>(lane / 8) * n_in + x_col;
+  int x_left = n_in - x_col;
   const int rows_from_lane = n_rows - lane / 8;
-  const uint32_t x_even = lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4), x_odd = (x_even ^ 64) + 512;
-  auto fill_input = [&](int i, int slot) {
-    const uint32_t to = slots + slot * kSlot + kPackBlockBytes;
-    const bool inside = x_col + i * kPackCols < n_in;
+  auto fill_input = [&](uint32_t to) {
 #pragma unroll
     for (int c = 0; c < 2 * groups; c++) {
-      cp_async_16(to + (c % 2 == 0 ? x_even : x_odd) + c / 2 * 1024,
-                  x_lane + static_cast<int64_t>(c * 4) * n_in + i * kPackCols,
-                  inside && c * 4 < rows_from_lane ? 16 : 0);
+      cp_async_16((c % 2 == 0 ? to : (to ^ 64) + 512) + c / 2 * 1024, x + static_cast<int64_t>(c * 4) * n_in,
+                  x_left > 0 && c * 4 < rows_from_lane ? 16 : 0);
     }
+    x += kPackCols;
+    x_left -= kPackCols;
   };
+  uint32_t weight_to = slots + lane * 16;
+  uint32_t input_to = slots + kPackBlockBytes + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
   griddep_launch();
 #pragma unroll
   for (int i = 0; i < ring; i++) {
-    if (i < n) fill_weight(i, i);
+    if (i < n) fill_weight(weight_to + i * kSlot);
     if (static_cast<int>(blockIdx.x) < first_wave) {
       cp_async_commit();
       cp_async_wait<early - 1>();
@@ -111,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
   griddep_wait();
 #pragma unroll
   for (int i = 0; i < ring; i++) {
-    if (i < n) fill_input(i, i);
+    if (i < n) fill_input(input_to + i * kSlot);
     cp_async_commit();
   }
   // What the residual add adds to: asked for here, it is there when the sums are; a load behind them would be waited
@@ -131,18 +146,36 @@ __global__ void __launch_bounds__(kThreads)
       old[i] = call.out[static_cast<int64_t>(token) * call.n_out + out];
     }
   }
+  // A block's operands are read from shared memory while the block before is multiplied: a chain of products that
+  // waits for nothing but itself. Then its slot is free.
+  Operands<groups> operands[2];
+  uint32_t weight_at = slots + weight_rows(lane), input_at = slots + input_rows(lane);
   int slot = 0;
-  for (int i = 0; i < n; i++) {
+  auto take = [&](int i, Operands<groups>& to) {
     cp_async_wait<ring - 1>();
     __syncwarp();
-    multiply_block<groups>(acc, slots + slot * kSlot, lane);
+    to.load(weight_at, input_at);
     __syncwarp();
     if (i + ring < n) {
-      fill_weight(i + ring, slot);
-      fill_input(i + ring, slot);
+      fill_weight(weight_to);
+      fill_input(input_to);
     }
     cp_async_commit();
-    if (++slot == ring) slot = 0;
+    const bool last = ++slot == ring;
+    const uint32_t step = last ? static_cast<uint32_t>((1 - ring) * kSlot) : kSlot;  // to the next slot
+    if (last) slot = 0;
+    weight_at += step;
+    input_at += step;
+    weight_to += step;
+    input_to += step;
+  };
+  if (n > 0) take(0, operands[0]);
+  for (int i = 0; i < n; i += 2) {
+#pragma unroll
+    for (int odd = 0; odd < 2; odd++) {
+      if (i + odd + 1 < n) take(i + odd + 1, operands[1 - odd]);
+      if (i + odd < n) operands[odd].multiply(acc);
+    }
   }
   cp_async_wait<0>();
   __syncwarp();
