@@ -162,23 +162,36 @@ __global__ void __launch_bounds__(kThreads, 1)
       tensor_prefetch(&x_map);
       tensor_prefetch(&w_map);
       epilogue.begin();
+      int row_tile, column_tile;
+      place_tile(tiles, blockIdx.x, row_tile, column_tile);
+      auto load_weights = [&](int block, int at) {
+        mbarrier_expect(full + at * 8, S::stage_bytes);
+        tensor_load_3d(base + at * S::stage_bytes + kInputBytes, &w_map, 0, block, column_tile * (tile / kPackRows),
+                       full + at * 8);
+      };
+      auto load_inputs = [&](int block, int at) {
+        tensor_load_2d(base + at * S::stage_bytes, &x_map, block * kPackCols, row_tile * kTileRows, full + at * 8);
+      };
+      // The first ring's weights come while the kernel before ends.
+      const int early = min(S::n_stages, n_blocks);
+      for (int i = 0; i < early; i++) load_weights(i, i);
       griddep_wait();
-      int at = 0;
-      uint32_t parity = 1;  // a fresh barrier is past this
+      for (int i = 0; i < early; i++) load_inputs(i, i);
+      int at = early % S::n_stages;
+      uint32_t parity = early == S::n_stages ? 0 : 1;  // a fresh barrier is past 1
+      int block = early;
       for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
-        int row_tile, column_tile;
         place_tile(tiles, t, row_tile, column_tile);
-        for (int block = 0; block < n_blocks; block++) {
-          const uint32_t stage = base + at * S::stage_bytes, barrier = full + at * 8;
+        for (; block < n_blocks; block++) {
           mbarrier_wait(empty + at * 8, parity);
-          mbarrier_expect(barrier, S::stage_bytes);
-          tensor_load_2d(stage, &x_map, block * kPackCols, row_tile * kTileRows, barrier);
-          tensor_load_3d(stage + kInputBytes, &w_map, 0, block, column_tile * (tile / kPackRows), barrier);
+          load_weights(block, at);
+          load_inputs(block, at);
           if (++at == S::n_stages) {
             at = 0;
             parity ^= 1;
           }
         }
+        block = 0;
       }
     }
   } else {
