@@ -1,7 +1,9 @@
 // RMSNorm of whole rows: float32 in, bfloat16 out, rounded once at the end. The sum's order: row_norm.cuh.
 //
-// Grid (row), 256 threads. The row is read twice, the second time from L1. Latency-bound for small batches, else bound
-// by reading x.
+// Grid (row), 256 threads, four elements of every 1,024 each, held in registers. In a decode step the norm stands
+// between two products, so its latency counts: weights (which a step's stream has driven out of the second-level cache)
+// and the row's number are read before griddep_wait(), so that behind it are one read of x, the sum and the store. Else
+// bound by reading x.
 #include <string>
 
 #include "backend/cuda/kernels.h"
@@ -13,41 +15,74 @@
 namespace qwen3::cuda {
 namespace {
 
-// x [*, hidden] float32; weight [hidden] bf16; row_index [n_rows] or nullptr; out [n_rows, hidden] bf16
+constexpr int kMostHeld = 8;  // times kNormStride: elements of the widest row
+
+__device__ __forceinline__ uint32_t scaled_pair(float low, float high, float scale, uint32_t weights) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
+      : "=r"(pair)
+      : "f"(norm_element(high, scale, __uint_as_float(weights & 0xffff0000u))),
+        "f"(norm_element(low, scale, __uint_as_float(weights << 16))));
+  return pair;
+}
+
+// x [*, hidden] float32; weight [hidden] bf16; row_index [n_rows] or nullptr, of the step's arrays, which are there
+// before its first kernel; out [n_rows, hidden] bf16
+template <int held>
 __global__ void __launch_bounds__(kNormLanes)
     rms_norm_kernel(const float* x, const bf16* weight, const int32_t* row_index, int hidden, float eps, bf16* out) {
   __shared__ float groups[8];
   griddep_launch();
-  griddep_wait();
-  const int64_t row = row_index != nullptr ? row_index[blockIdx.x] : static_cast<int64_t>(blockIdx.x);
-  const float* from = x + row * hidden;
-  bf16* to = out + static_cast<int64_t>(blockIdx.x) * hidden;
-  const float scale = norm_row_block(from, hidden, eps, groups);
-  for (int i = static_cast<int>(threadIdx.x) * 4; i < hidden; i += kNormStride) {
-    const float4 v = *reinterpret_cast<const float4*>(from + i);
-    const uint2 w = *reinterpret_cast<const uint2*>(weight + i);
-    const float y0 = norm_element(v.x, scale, __uint_as_float(w.x << 16));
-    const float y1 = norm_element(v.y, scale, __uint_as_float(w.x & 0xffff0000u));
-    const float y2 = norm_element(v.z, scale, __uint_as_float(w.y << 16));
-    const float y3 = norm_element(v.w, scale, __uint_as_float(w.y & 0xffff0000u));
-    uint2 packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed.x) : "f"(y1), "f"(y0));
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed.y) : "f"(y3), "f"(y2));
-    *reinterpret_cast<uint2*>(to + i) = packed;
+  const int first = static_cast<int>(threadIdx.x) * 4;
+  uint2 weights[held] = {};
+#pragma unroll
+  for (int i = 0; i < held; i++) {
+    const int at = first + i * kNormStride;
+    if (at < hidden) weights[i] = *reinterpret_cast<const uint2*>(weight + at);
   }
+  const int64_t row = row_index != nullptr ? row_index[blockIdx.x] : static_cast<int64_t>(blockIdx.x);
+  griddep_wait();
+  float4 values[held] = {};
+#pragma unroll
+  for (int i = 0; i < held; i++) {
+    const int at = first + i * kNormStride;
+    if (at < hidden) values[i] = *reinterpret_cast<const float4*>(x + row * hidden + at);
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < held; i++) {
+    if (first + i * kNormStride < hidden) sum = norm_add(sum, values[i]);
+  }
+  const float scale = norm_scale_block(sum, hidden, eps, groups);
+#pragma unroll
+  for (int i = 0; i < held; i++) {
+    const int at = first + i * kNormStride;
+    if (at >= hidden) continue;
+    const float4& v = values[i];
+    *reinterpret_cast<uint2*>(out + static_cast<int64_t>(blockIdx.x) * hidden + at) =
+        make_uint2(scaled_pair(v.x, v.y, scale, weights[i].x), scaled_pair(v.z, v.w, scale, weights[i].y));
+  }
+}
+
+template <int held>
+void run(const RmsNormArgs& args, const Context& ctx) {
+  launch("launching rms_norm", rms_norm_kernel<held>, {dim3(static_cast<unsigned>(args.n_rows)), dim3(kNormLanes)}, ctx,
+         args.x, args.weight, args.row_index, args.hidden, args.eps, args.out);
 }
 
 }  // namespace
 
 void rms_norm(const RmsNormArgs& args, const Context& ctx) {
   if (args.n_rows == 0) return;
-  if (args.hidden % 4 != 0) {
-    throw Error(Status::kUnsupported,
-                "RMSNorm on the GPU needs a hidden size that is a multiple of 4, this model has " +
-                    std::to_string(args.hidden));
+  if (args.hidden % 4 != 0 || args.hidden > kMostHeld * kNormStride) {
+    throw Error(Status::kUnsupported, "RMSNorm on the GPU needs a hidden size that is a multiple of 4 and at most " +
+                                          std::to_string(kMostHeld * kNormStride) + ", this model has " +
+                                          std::to_string(args.hidden));
   }
-  launch("launching rms_norm", rms_norm_kernel, {dim3(static_cast<unsigned>(args.n_rows)), dim3(kNormLanes)}, ctx,
-         args.x, args.weight, args.row_index, args.hidden, args.eps, args.out);
+  const int n = (args.hidden + kNormStride - 1) / kNormStride;
+  if (n == 1) return run<1>(args, ctx);
+  if (n <= 4) return run<4>(args, ctx);
+  run<kMostHeld>(args, ctx);
 }
 
 }  // namespace qwen3::cuda

@@ -15,16 +15,16 @@ namespace qwen3::cuda {
 inline constexpr int kNormLanes = 256;
 inline constexpr int kNormStride = kNormLanes * 4;
 
+__device__ __forceinline__ float norm_add(float sum, const float4& v) {
+  sum = __fmaf_rn(v.x, v.x, sum);
+  sum = __fmaf_rn(v.y, v.y, sum);
+  sum = __fmaf_rn(v.z, v.z, sum);
+  return __fmaf_rn(v.w, v.w, sum);
+}
 // Part of virtual lane `t` in row [hidden] f32, 16-byte aligned, hidden % 4 == 0.
 __device__ __forceinline__ float norm_lane(const float* row, int hidden, int t) {
   float sum = 0.0f;
-  for (int i = t * 4; i < hidden; i += kNormStride) {
-    const float4 v = *reinterpret_cast<const float4*>(row + i);
-    sum = __fmaf_rn(v.x, v.x, sum);
-    sum = __fmaf_rn(v.y, v.y, sum);
-    sum = __fmaf_rn(v.z, v.z, sum);
-    sum = __fmaf_rn(v.w, v.w, sum);
-  }
+  for (int i = t * 4; i < hidden; i += kNormStride) sum = norm_add(sum, *reinterpret_cast<const float4*>(row + i));
   return sum;
 }
 // Sum over 32 virtual lanes held by the lanes of a warp; the same value in every lane, because a + b == b + a.
@@ -43,10 +43,10 @@ __device__ __forceinline__ float norm_scale(float sum, int hidden, float eps) {
   return __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(sum, static_cast<float>(hidden)), eps)));
 }
 
-// Scale of a row by a whole CTA of 256 threads; `groups` [8] in shared memory. The caller synchronises before it uses
-// `groups` again.
-__device__ __forceinline__ float norm_row_block(const float* row, int hidden, float eps, float* groups) {
-  const float sum = norm_group(norm_lane(row, hidden, static_cast<int>(threadIdx.x)));
+// Scale of a row by a whole CTA of 256 threads, thread t with the part of virtual lane t; `groups` [8] in shared
+// memory. The caller synchronises before it uses `groups` again.
+__device__ __forceinline__ float norm_scale_block(float lane_sum, int hidden, float eps, float* groups) {
+  const float sum = norm_group(lane_sum);
   if (threadIdx.x % 32 == 0) groups[threadIdx.x / 32] = sum;
   __syncthreads();
   const float g[8] = {groups[0], groups[1], groups[2], groups[3], groups[4], groups[5], groups[6], groups[7]};
