@@ -42,24 +42,26 @@ __global__ void __launch_bounds__(kThreads) qk_norm_rope_kernel(const Params p) 
   const int item = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
   const int token = item / pieces;
   const int first_head = item % pieces * kHeads;
+  griddep_launch();
   const HeadLane q_norm = load_norm_weight(p.q_norm, lane);
   const HeadLane k_norm = load_norm_weight(p.k_norm, lane);
-  griddep_launch();
+  // The step's arrays are there before its first kernel (attention_decode.cuh says why).
+  const bool exists = token < p.n_tokens;
+  const int position = exists ? p.positions[token] : 0;
+  const int seq = exists ? p.seq_of[token] : -1;
+  int64_t block = 0;
+  if (first_head + kHeads > p.n_heads && seq >= 0) {
+    block = p.block_tables[static_cast<int64_t>(seq) * p.max_blocks + position / kBlockSize];
+  }
   griddep_wait();
-  if (token >= p.n_tokens) return;
+  if (!exists) return;
 
-  const int position = p.positions[token];
-  const int seq = p.seq_of[token];
   const float* row = p.qkv + static_cast<int64_t>(token) * n_row_heads * kHeadDim;
   HeadLane heads[kHeads];
 #pragma unroll
   for (int i = 0; i < kHeads; i++) heads[i] = load_head(row + min(first_head + i, n_row_heads - 1) * kHeadDim, lane);
   const float4 angles = p.angles[static_cast<int64_t>(token) * 32 + lane];
   const int slot = position % kBlockSize;
-  int64_t block = 0;
-  if (first_head + kHeads > p.n_heads && seq >= 0) {
-    block = p.block_tables[static_cast<int64_t>(seq) * p.max_blocks + position / kBlockSize];
-  }
   // The lane's two words within a head of a KV block.
   const int word = kv_offset(slot, 2 * lane) / 2;
   const int word_high = kv_offset(slot, 64 + 2 * lane) / 2;
