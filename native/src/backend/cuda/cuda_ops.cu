@@ -257,7 +257,7 @@ void CudaOps::self_attention(const SelfAttentionArgs& args) {
   }
   if (!qkv_hopper_serves(args, ctx_)) return Ops::self_attention(args);
   qkv_hopper(args, ctx_);
-  attention(attention_part(args));
+  parts().attention(attention_part(args));
 }
 
 void CudaOps::sample(const SampleArgs& args) {
