@@ -15,7 +15,11 @@ std::unique_ptr<Ops> open_backend(const BackendOptions& options) {
   const std::string& device = options.device;
   const bool automatic = device.empty() || device == "auto";
 #ifdef QWEN3_CUDA
-  if (automatic && cuda::usable()) return cuda::open(0, options.kernels);
+  if (automatic) {
+    std::string why_not;
+    if (cuda::usable(why_not)) return cuda::open(0, options.kernels);
+    if (!why_not.empty() && options.warn) options.warn("the GPU is not used: " + why_not);
+  }
 #endif
   if (automatic || device == "cpu") return std::make_unique<cpu::CpuOps>(options.kernels, options.threads);
   const std::string prefix = "cuda:";

@@ -63,8 +63,10 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
   ModelConfig config = load_config(model_dir);
   if (options.yarn_factor != 0) apply_yarn(config, options.yarn_factor);
   check_range("n_token_ids", options.n_token_ids, 0, config.vocab);
-  std::unique_ptr<Ops> ops =
-      open({.device = text(options.device), .kernels = text(options.kernels), .threads = options.threads});
+  std::unique_ptr<Ops> ops = open({.device = text(options.device),
+                                   .kernels = text(options.kernels),
+                                   .threads = options.threads,
+                                   .warn = [this](const std::string& line) { log(QWEN3_LOG_WARNING, line); }});
   const DeviceInfo device = ops->info();
   Checkpoint checkpoint = Checkpoint::open(model_dir, config);
   report("map", 1, 1);

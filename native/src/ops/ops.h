@@ -381,6 +381,7 @@ struct BackendOptions {
   std::string device = "auto";   // "auto", "cpu", "cuda:N"
   std::string kernels = "auto";  // see qwen3_options.kernels
   int threads = 0;
+  std::function<void(const std::string&)> warn{};  // told when "auto" passes a GPU by
 };
 
 // Picks and opens a backend. Throws Error: kInvalidArgument for an unknown name, kUnsupported for a device that this

@@ -36,6 +36,12 @@ unsigned needs_bits(const SampleNeeds& needs) {
   return (needs.adjust ? 1u : 0u) | (needs.logprob ? 2u : 0u) | (needs.search ? 4u : 0u) | (needs.wide ? 8u : 0u);
 }
 
+std::string version_text(int version) {  // CUDA's 13020: 13.2
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+constexpr const char* kNoGpu = "there is no NVIDIA GPU with a working driver";
+
 // Number of GPUs that the driver can use. why_none: a sentence, if it is 0.
 int device_count(std::string& why_none) {
   int count = 0;
@@ -44,11 +50,13 @@ int device_count(std::string& why_none) {
   cudaGetLastError();
   int driver = 0;
   if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0) {
-    why_none = "the NVIDIA driver supports CUDA " + std::to_string(driver / 1000) + "." +
-               std::to_string(driver % 1000 / 10) + ", this build needs CUDA 13.0: install driver 580 or newer";
+    constexpr int kLeastDriver = CUDART_VERSION >= 13000 ? 580 : 525;
+    why_none = "the NVIDIA driver supports CUDA " + version_text(driver) + ", this build needs CUDA " +
+               version_text(CUDART_VERSION / 1000 * 1000) + ": install driver " + std::to_string(kLeastDriver) +
+               " or newer";
   } else {
     why_none = error == cudaSuccess || error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver
-                   ? "there is no NVIDIA GPU with a working driver"
+                   ? kNoGpu
                    : std::string("the NVIDIA driver does not work: ") + cudaGetErrorString(error);
   }
   return 0;
@@ -56,11 +64,16 @@ int device_count(std::string& why_none) {
 
 }  // namespace
 
-bool usable() {
+bool usable(std::string& why_not) {
   std::string why_none;
+  if (device_count(why_none) == 0) {
+    if (why_none != kNoGpu) why_not = why_none;
+    return false;
+  }
   int major = 0;
-  return device_count(why_none) > 0 &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major >= 8;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major >= 8) return true;
+  why_not = "it has compute capability " + std::to_string(major) + ".x; 8.0 (Ampere) or newer is needed";
+  return false;
 }
 
 std::unique_ptr<Ops> open(int device, const std::string& kernels) {

@@ -8,8 +8,9 @@
 
 namespace qwen3::cuda {
 
-// True if there is a GPU that the driver can use and that is new enough (compute capability 8.0).
-bool usable();
+// True if there is a GPU that the driver can use and that is new enough (compute capability 8.0). why_not: a sentence,
+// if there seems to be one that cannot be used.
+bool usable(std::string& why_not);
 
 // See CudaOps for the errors.
 std::unique_ptr<Ops> open(int device, const std::string& kernels);
