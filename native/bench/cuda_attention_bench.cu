@@ -1,9 +1,11 @@
 // Checks and times the CUDA attention, the small ops and the sampler. Stand-alone: links attention*.cu,
 // rope_angles.cu, qk_norm_rope.cu, rms_norm.cu, embed.cu, pack.cu, sample*.cu and memory.cu.
 //
-//   cuda_attention_bench [probe] [attention] [long] [step] [ops] [sample] [decode] [prefill] [small]     (none: all)
+//   cuda_attention_bench [probe] [budget] [attention] [long] [step] [ops] [sample] [decode] [prefill] [small] (none:
+//   all)
 //
 // probe: what wgmma makes of the strides of a transposed operand without swizzle.
+// budget: cycles of what a step of attention_hopper consists of, by one, two and three warpgroups.
 // attention: one logical sequence computed as one prefill by the generic kernel is checked against float64; every other
 //   way to compute the same queries (Hopper, chunks, decode, splits or whole, mixed batches over poisoned pools) must
 //   give the same bits. long: the same near position 32,768. step: attention_step, from qkv, against qk_norm_rope and
@@ -28,6 +30,7 @@
 #include <vector>
 
 #include "backend/cuda/attention.h"
+#include "backend/cuda/attention_wgmma.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/kv_layout.h"
 #include "backend/cuda/ptx.cuh"
@@ -194,6 +197,82 @@ void probe() {
     line("probe: values operand, leading %d stride %d: %s (%d of 8192 wrong)%s", swap == 0 ? 2048 : 128,
          swap == 0 ? 128 : 2048, wrong == 0 ? "right" : "WRONG", wrong, swap == 0 ? " <- used" : "");
   }
+}
+
+// ---------------------------------------------------------------- budget
+// A step of 64 rows x 64 keys, again and again, of as many warpgroups as the block has, each with its own queries and
+// all with the same keys and values (zeros). cycles: of block 0.
+enum Part { kScores, kValues, kProducts, kSoftmax };
+constexpr int kBudgetBytes = (3 + 2) * 64 * 128 * 2;
+constexpr int kBudgetSteps = 4096;
+template <Part kPart>
+__global__ void __launch_bounds__(384, 1) budget_kernel(int64_t* cycles) {
+#if QWEN3_SM90A
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < kBudgetBytes / 16; i += static_cast<int>(blockDim.x))
+    reinterpret_cast<uint4*>(shared)[i] = make_uint4(0, 0, 0, 0);
+  fence_to_copy_engine();
+  __syncthreads();
+  const int group = __shfl_sync(0xffffffffu, thread / 128, 0);
+  const uint32_t base = shared_address(shared);
+  const uint64_t q = descriptor(base + group * 16384, 128, 2048);
+  const uint64_t k = descriptor(base + 3 * 16384, 128, 2048);
+  const uint64_t v = descriptor(base + 4 * 16384, 2048, 128);
+  float s[8][4] = {}, o[16][4] = {}, m[2] = {}, l[2][4] = {}, alpha[2];
+  uint32_t a[4][4] = {};
+  const int64_t start = clock64();
+#pragma unroll 1
+  for (int step = 0; step < kBudgetSteps; step++) {
+    if constexpr (kPart == kSoftmax) {
+      results(s);
+      softmax_step<false>(s, 0.1f, 0, 0, 0, m, l, alpha);
+      rescale(o, alpha);
+#pragma unroll
+      for (int t = 0; t < 4; t++) {
+        uint32_t p[4];
+        pack_fragment(s[2 * t], s[2 * t + 1], p);
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[t][i] ^= p[i];
+      }
+    } else {
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; kPart != kValues && i < 8; i++) wgmma_scores(s, q + i * 16, k + i * 16, i == 0 ? 0 : 1);
+#pragma unroll
+      for (int t = 0; kPart != kScores && t < 4; t++) wgmma_values(o, a[t], v + t * 256, 1);
+      wgmma_commit();
+      wgmma_wait<0>();
+      results(s);
+      results(o);
+    }
+  }
+  const int64_t end = clock64();
+  float used = l[0][0] + l[1][3] + __uint_as_float(a[0][0] ^ a[1][1] ^ a[2][2] ^ a[3][3]);  // or all of it is dropped
+#pragma unroll
+  for (int i = 0; i < 64; i++) used += o[i / 4][i % 4] + s[i / 4 % 8][i % 4];
+  if (used == -1.0f) *cycles = 0;
+  if (blockIdx.x == 0 && thread == 0) *cycles = end - start;
+#endif
+}
+template <Part kPart>
+void budget(const char* name) {
+  now = std::string("budget, ") + name;
+  ok(cudaFuncSetAttribute(budget_kernel<kPart>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBudgetBytes));
+  double each[3];
+  for (int groups = 1; groups <= 3; groups++) {
+    Buffer<int64_t> cycles(1);
+    budget_kernel<kPart><<<unsigned(sm_count), unsigned(groups * 128), kBudgetBytes, stream>>>(cycles.data);
+    each[groups - 1] = double(cycles.host()[0]) / kBudgetSteps / groups;
+  }
+  line("budget %-22s cycles per step and warpgroup: %5.0f alone, %5.0f of two, %5.0f of three", name, each[0], each[1],
+       each[2]);
+}
+void budgets() {
+  budget<kScores>("Q K");
+  budget<kValues>("P V");
+  budget<kProducts>("Q K and P V");
+  budget<kSoftmax>("softmax");
 }
 
 // ---------------------------------------------------------------- attention: checks
@@ -1170,9 +1249,9 @@ void decode_times() {
         });
         const double bytes = double(seqs) * len * 4096;
         line(
-            "decode %2d heads, batch %3d, context %5d: attention %7.1f us, with norm %7.1f, step %7.1f, %5.1f%% of "
+            "decode %2d heads, batch %3d, context %5d: two kernels %7.1f us, step %7.1f, %5.1f%% of "
             "4.5 TB/s",
-            heads, seqs, len, attention, apart, step, 100 * bytes / kBandwidth / step * 1e6);
+            heads, seqs, len, apart, step, 100 * bytes / kBandwidth / step * 1e6);
       }
     }
   }
@@ -1189,8 +1268,9 @@ void prefill_times() {
   struct Shape {
     int seqs, len, n_new;
   };
-  for (const Shape s : {Shape{1, 512, 512}, Shape{1, 1024, 1024}, Shape{1, 2048, 2048}, Shape{1, 4096, 4096},
-                        Shape{1, 8192, 8192}, Shape{16, 2048, 2048}, Shape{4, 512, 512}, Shape{1, 32768, 2048}}) {
+  for (const Shape s :
+       {Shape{1, 512, 512}, Shape{1, 1024, 1024}, Shape{1, 2048, 2048}, Shape{1, 4096, 4096}, Shape{1, 8192, 8192},
+        Shape{4, 2048, 2048}, Shape{16, 2048, 2048}, Shape{4, 512, 512}, Shape{1, 32768, 2048}}) {
     for (const bool hopper : {true, false}) {
       if (!hopper && s.len > 8192) continue;
       now = "prefill " + std::to_string(s.seqs) + " x " + std::to_string(s.n_new) + " at " + std::to_string(s.len);
@@ -1281,6 +1361,7 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
   };
   section("probe", probe);
+  section("budget", budgets);
   section("attention", attention_checks);
   section("long", long_checks);
   section("step", step_checks);

@@ -34,7 +34,6 @@ inline constexpr int kPartialRow = kHeadDim + 4;         // floats of a row's pa
 inline constexpr int kMaxDecodeRows = 16;                // sequences with at most so many rows go to the decode kernel
 inline constexpr int kPrefillRows = 64;                  // rows of a query tile of attention_prefill.cu
 inline constexpr float kAttentionScale = 0.08838834764831845f * 1.4426950408889634f;  // log2(e) / sqrt(128)
-inline constexpr int kHopperRows = 128;  // rows of a query tile of attention_hopper.cu
 
 // Everything the kernels need. Device pointers; shapes as in ops.h.
 struct AttentionParams {

@@ -40,7 +40,8 @@ void attention(const AttentionArgs& args, const BatchHost& host, const Attention
 struct AttentionParams;
 void attention_decode(const AttentionParams& params, const Context& ctx);
 void attention_prefill(const AttentionParams& params, int n_tiles, const Context& ctx);  // tiles of kPrefillRows
-void attention_hopper(const AttentionParams& params, int n_tiles, const Context& ctx);   // tiles of kHopperRows
+// n_groups: 2 or 3; tiles of n_groups x kPrefillRows.
+void attention_hopper(const AttentionParams& params, int n_tiles, int n_groups, const Context& ctx);
 
 // Decode steps on Hopper, one token per sequence: qk_norm_rope and attention in one. args.qkv is there, args.kv and
 // args.out are made, args.q is not used.

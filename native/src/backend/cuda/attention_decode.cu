@@ -1,18 +1,13 @@
 // Attention of sequences with few new tokens: up to kMaxDecodeRows rows (token x query head of a group) that read the
 // whole context once. Bound by reading K and V.
 //
-// Grid (split, KV head, sequence), 128 threads; a CTA takes one split of kSplit keys. CTAs beyond a sequence's splits
-// and CTAs of sequences with more rows exit at once, so a captured graph serves any lengths up to its grid. In every
-// step of 64 keys warp w scores keys [16w, 16w + 16) for all 16 rows of the m16 tile, the maxima meet in shared memory,
-// P goes through shared memory as bf16, and warp w accumulates output columns [32w, 32w + 32). Old keys and values are
-// read before griddep_wait() (attention_decode.cuh). Arithmetic: attention.cuh.
-//   split kernel  Hopper, few CTAs: latency counts. A CTA asks for its whole split at once (128 KB) and does its four
-//                 steps together, so that two barriers are enough. Up to kMaxCluster splits are a cluster and merge
-//                 through its shared memory
-//   ring kernel   many CTAs: bandwidth counts. kStages steps of 32 KB each, three CTAs per SM overlap; also serves
-//                 sequences whole, split after split, when the workspace is short
-#include <bit>
-
+// Grid (split, KV head, sequence), 128 threads; a CTA takes one split of kSplit keys through a ring of kStages steps of
+// 32 KB each, three CTAs per SM overlap. When the workspace is short, a CTA takes a sequence whole, split after split.
+// CTAs beyond a sequence's splits and CTAs of sequences with more rows exit at once, so a captured graph serves any
+// lengths up to its grid. In every step of 64 keys warp w scores keys [16w, 16w + 16) for all 16 rows of the m16 tile,
+// the maxima meet in shared memory, P goes through shared memory as bf16, and warp w accumulates output columns
+// [32w, 32w + 32). Old keys and values are read before griddep_wait() (attention_decode.cuh). Arithmetic:
+// attention.cuh. Pure decode steps on Hopper have kernels of their own (attention_step.cu).
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/attention.h"
 #include "backend/cuda/attention_decode.cuh"
@@ -34,18 +29,7 @@ struct alignas(128) Ring {
 constexpr int kRingBytes = kStages * 2 * kStepBytes + static_cast<int>(sizeof(Ring));
 static_assert(kRingBytes <= 99 * 1024 && kMergeStages * kMergeChunk <= kStages * 2 * kStepBytes);
 
-struct alignas(128) Split {
-  uint8_t q[kMaxDecodeRows * kHeadDim * 2];
-  uint32_t p_words[kSplitSteps][kMaxDecodeRows * kStep / 2];
-  float4 top[kSplitSteps][kMaxDecodeRows];  // the four warps' maxima of a row
-  float l[4][kMaxDecodeRows * 4];
-  float state[kMaxDecodeRows * kPartialRow];  // what the first CTA of a cluster reads
-  int last_cta;
-};
-constexpr int kSplitBytes = kSplitSteps * 2 * kStepBytes + static_cast<int>(sizeof(Split));
-constexpr int kMaxCluster = 8;
-
-__global__ void __launch_bounds__(kThreads) attention_ring_kernel(const AttentionParams p) {
+__global__ void __launch_bounds__(kThreads) attention_decode_kernel(const AttentionParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   Ring& small = *reinterpret_cast<Ring*>(shared + kStages * 2 * kStepBytes);
   const uint32_t k_smem = shared_address(shared);
@@ -218,230 +202,13 @@ __global__ void __launch_bounds__(kThreads) attention_ring_kernel(const Attentio
   write_rows(p, w, kv_head, warp * 32 + column, row, running);
 }
 
-#if QWEN3_SM90A
-// The splits of a cluster, rank by rank, meet in the first CTA's registers. Everyone else waits until it has read them.
-// state [kMaxDecodeRows][kPartialRow]: shared memory, at the same place in every CTA.
-__device__ __forceinline__ void merge_cluster(const AttentionParams& p, const DecodeWork& w, int kv_head, int split,
-                                              int n_splits, const float (&o)[4][4], const float (&m)[2], float l0,
-                                              float l1, float* state, int thread) {
-  const int warp = thread / 32;
-  const int lane = thread % 32;
-  const int column = lane % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int r = lane / 4 + half * 8;
-    if (r >= w.n_rows) continue;
-    float* to = state + r * kPartialRow;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      *reinterpret_cast<float2*>(to + warp * 32 + column + j * 8) = make_float2(o[j][2 * half], o[j][2 * half + 1]);
-    }
-    if (warp == 0 && column == 0) *reinterpret_cast<float2*>(to + kHeadDim) = make_float2(m[half], half == 0 ? l0 : l1);
-  }
-  cluster_sync();
-  if (split == 0) {
-    for (int r = warp; r < w.n_rows; r += 4) {
-      const uint32_t own = shared_address(state + r * kPartialRow);
-      float4 value[kMaxCluster], ml[kMaxCluster];
-#pragma unroll
-      for (int i = 0; i < kMaxCluster; i++) {
-        if (i >= n_splits) break;
-        value[i] = cluster_load_float4(cluster_address(own + lane * 16, static_cast<uint32_t>(i)));
-        ml[i] = cluster_load_float4(cluster_address(own + kHeadDim * 4, static_cast<uint32_t>(i)));
-      }
-      RowState row;
-      row.clear();
-#pragma unroll
-      for (int i = 0; i < kMaxCluster; i++) {
-        if (i >= n_splits) break;
-        row.add(value[i], ml[i].x, ml[i].y);
-      }
-      row.write(p.out + row_offset(p, w.token0, kv_head, r) + lane * 4);
-    }
-  }
-  cluster_sync();
-}
-#endif
-
-template <bool kCluster>
-__global__ void __launch_bounds__(kThreads) attention_split_kernel(const AttentionParams p) {
-#if QWEN3_SM90A
-  extern __shared__ __align__(128) uint8_t shared[];
-  Split& small = *reinterpret_cast<Split*>(shared + kSplitSteps * 2 * kStepBytes);
-  const uint32_t k_smem = shared_address(shared);
-  const uint32_t v_smem = k_smem + kSplitSteps * kStepBytes;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32;
-  const int lane = thread % 32;
-  const int row = lane / 4;
-  const int column = lane % 4 * 2;
-  const int seq = static_cast<int>(blockIdx.z);
-  const int kv_head = static_cast<int>(blockIdx.y);
-  const int split = static_cast<int>(blockIdx.x);
-
-  griddep_launch();
-  DecodeWork w;
-  if (!find_work(p, seq, w)) return;
-  const int n_splits = w.last / kSplit + 1;
-  if (split >= n_splits) return;
-  const int first_step = split * kSplitSteps;
-  const int n_steps = min(w.last / kStep + 1 - first_step, kSplitSteps);
-  const int n_old = min(max(w.first_new / kStep - first_step, 0), n_steps);  // steps without a new key
-  const int32_t* table = p.block_tables + static_cast<int64_t>(seq) * p.max_blocks;
-  int blocks[kSplitSteps][2];
-#pragma unroll
-  for (int i = 0; i < kSplitSteps; i++) {
-    blocks[i][0] = block_of(table, (first_step + i) * kStep, w.last);
-    blocks[i][1] = block_of(table, (first_step + i) * kStep + kBlockSize, w.last);
-  }
-  const auto load = [&](const bf16* pool, uint32_t smem, int begin, int end) {
-#pragma unroll
-    for (int i = 0; i < kSplitSteps; i++) {
-      if (i < begin || i >= end) continue;
-      load_step(pool, kv_head, p.n_kv_heads, blocks[i][0], blocks[i][1], (first_step + i) * kStep, w.last,
-                smem + i * kStepBytes, thread);
-    }
-  };
-  load(p.k, k_smem, 0, n_old);
-  load(p.v, v_smem, 0, n_old);
-  griddep_wait();
-  const QueryPieces pieces = read_queries(p, w, kv_head, thread);
-  load(p.k, k_smem, n_old, n_steps);
-  cp_async_commit();
-  load(p.v, v_smem, n_old, n_steps);
-  cp_async_commit();
-  place_queries(pieces, small.q, thread);
-  cp_async_wait<1>();
-  __syncthreads();
-
-  const int matrix = lane / 8;  // of an ldmatrix.x4
-  const int matrix_row = lane % 8 * 16;
-  const uint32_t q_lane = shared_address(small.q) + matrix % 2 * 2048 + matrix / 2 * 128 + matrix_row;
-  const uint32_t k_lane = k_smem + (2 * warp + matrix / 2) * 2048 + matrix % 2 * 128 + matrix_row;
-  const uint32_t p_lane = shared_address(small.p_words) + matrix % 2 * 1024 + matrix / 2 * 128 + matrix_row;
-  const uint32_t v_lane = v_smem + matrix % 2 * 2048 + (4 * warp + matrix / 2) * 128 + matrix_row;
-  const int position0 = w.first_new + min(row, w.n_rows - 1) / p.group;
-  const int position1 = w.first_new + min(row + 8, w.n_rows - 1) / p.group;
-  float s[kSplitSteps][2][4] = {};
-#pragma unroll
-  for (int k = 0; k < 8; k++) {
-    uint32_t q[4];
-    ldmatrix_x4(q, q_lane + k * 256);
-#pragma unroll
-    for (int i = 0; i < kSplitSteps; i++) {
-      if (i >= n_steps) break;
-      uint32_t b[4];
-      ldmatrix_x4(b, k_lane + i * kStepBytes + k * 256);
-      mma_bf16(s[i][0], q, b[0], b[1]);
-      mma_bf16(s[i][1], q, b[2], b[3]);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kSplitSteps; i++) {
-    if (i >= n_steps) break;
-    const int start = (first_step + i) * kStep;
-    const int first_key = warp * 16 + column;
-    mask_tile(s[i][0], first_key, position0 - start, position1 - start);
-    mask_tile(s[i][1], first_key + 8, position0 - start, position1 - start);
-    const float top0 = quad_max(fmaxf(fmaxf(s[i][0][0], s[i][0][1]), fmaxf(s[i][1][0], s[i][1][1])));
-    const float top1 = quad_max(fmaxf(fmaxf(s[i][0][2], s[i][0][3]), fmaxf(s[i][1][2], s[i][1][3])));
-    if (column == 0) {
-      reinterpret_cast<float*>(&small.top[i][row])[warp] = top0;
-      reinterpret_cast<float*>(&small.top[i][row + 8])[warp] = top1;
-    }
-  }
-  __syncthreads();
-
-  float m[2] = {-__builtin_inff(), -__builtin_inff()};
-  float l[2] = {0.0f, 0.0f};
-  float alpha[kSplitSteps][2];
-#pragma unroll
-  for (int i = 0; i < kSplitSteps; i++) {
-    if (i >= n_steps) break;
-    const float4 t0 = small.top[i][row];
-    const float4 t1 = small.top[i][row + 8];
-    const float m0 = fmaxf(m[0], __fmul_rn(fmaxf(fmaxf(t0.x, t0.y), fmaxf(t0.z, t0.w)), p.scale));
-    const float m1 = fmaxf(m[1], __fmul_rn(fmaxf(fmaxf(t1.x, t1.y), fmaxf(t1.z, t1.w)), p.scale));
-    const float shift0 = finite_shift(m0);
-    const float shift1 = finite_shift(m1);
-    alpha[i][0] = exp2_approx(__fsub_rn(m[0], shift0));
-    alpha[i][1] = exp2_approx(__fsub_rn(m[1], shift1));
-    m[0] = m0;
-    m[1] = m1;
-    exponentiate(s[i][0], s[i][1], p.scale, shift0, shift1, alpha[i][0], alpha[i][1], l[0], l[1]);
-    uint32_t a[4];
-    pack_fragment(s[i][0], s[i][1], a);
-    // P as core matrices [row group][key chunk]: a[0], a[2] row g of chunks 2w, 2w + 1; a[1], a[3] row g + 8.
-    uint32_t* to = small.p_words[i] + warp * 64 + lane;
-    to[0] = a[0];
-    to[256] = a[1];
-    to[32] = a[2];
-    to[256 + 32] = a[3];
-  }
-  const int at0 = row * 4 + lane % 4;
-  const int at1 = at0 + 32;
-  small.l[warp][at0] = l[0];
-  small.l[warp][at1] = l[1];
-  cp_async_wait<0>();
-  __syncthreads();
-
-  float o[4][4] = {};
-#pragma unroll
-  for (int i = 0; i < kSplitSteps; i++) {
-    if (i >= n_steps) break;
-    rescale(o, alpha[i]);
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-      uint32_t pa[4];
-      ldmatrix_x4(pa, p_lane + i * 2048 + t * 256);
-#pragma unroll
-      for (int pair = 0; pair < 2; pair++) {
-        uint32_t b[4];
-        ldmatrix_x4_trans(b, v_lane + i * kStepBytes + t * 4096 + pair * 256);
-        mma_bf16(o[2 * pair], pa, b[0], b[1]);
-        mma_bf16(o[2 * pair + 1], pa, b[2], b[3]);
-      }
-    }
-  }
-  const float l0 = quad_sum(small.l[0][at0], small.l[1][at0], small.l[2][at0], small.l[3][at0]);
-  const float l1 = quad_sum(small.l[0][at1], small.l[1][at1], small.l[2][at1], small.l[3][at1]);
-  if (n_splits > 1) {
-    if constexpr (kCluster) {
-      merge_cluster(p, w, kv_head, split, n_splits, o, m, l0, l1, small.state, thread);
-    } else {
-      leave_split(p, w, seq, kv_head, split, n_splits, o, m, l0, l1, small.last_cta, shared, thread);
-    }
-    return;
-  }
-  Running<4> running;
-  running.clear();
-  running.add(o, m, l0, l1);
-  write_rows(p, w, kv_head, warp * 32 + column, row, running);
-#endif
-}
-
-template <bool kCluster>
-void launch_split(const AttentionParams& p, dim3 blocks, const Context& ctx) {
-  configure<attention_split_kernel<kCluster>>(kSplitBytes);
-  launch("launching attention_decode", attention_split_kernel<kCluster>,
-         {blocks, dim3(kThreads), kSplitBytes, kCluster ? static_cast<int>(blocks.x) : 1}, ctx, p);
-}
-
 }  // namespace
 
 void attention_decode(const AttentionParams& p, const Context& ctx) {
-  dim3 blocks(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.n_kv_heads),
-              static_cast<unsigned>(p.n_seqs));
-  const int n_ctas = p.max_splits * p.n_kv_heads * p.n_seqs;
-  if (!ctx.hopper || n_ctas > ctx.sm_count || p.whole) {
-    configure<attention_ring_kernel>(kRingBytes);
-    launch("launching attention_decode", attention_ring_kernel, {blocks, dim3(kThreads), kRingBytes}, ctx, p);
-  } else if (p.max_splits == 1 || p.max_splits > kMaxCluster) {
-    launch_split<false>(p, blocks, ctx);
-  } else {
-    blocks.x = std::bit_ceil(blocks.x);
-    launch_split<true>(p, blocks, ctx);
-  }
+  const dim3 blocks(static_cast<unsigned>(p.max_splits), static_cast<unsigned>(p.n_kv_heads),
+                    static_cast<unsigned>(p.n_seqs));
+  configure<attention_decode_kernel>(kRingBytes);
+  launch("launching attention_decode", attention_decode_kernel, {blocks, dim3(kThreads), kRingBytes}, ctx, p);
 }
 
 }  // namespace qwen3::cuda

@@ -1,4 +1,4 @@
-// What the two decode kernels share: which work a CTA has, its queries, how a split's state leaves it, and the merge.
+// attention_decode.cu's parts: which work a CTA has, its queries, how a split's state leaves it, and the merge.
 //
 // Decode reads its batch arrays and every key and value older than the step's new tokens before griddep_wait(), so that
 // these reads overlap with the kernels that still make q. That is right because between two steps stands the copy of

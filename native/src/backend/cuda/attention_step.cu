@@ -48,14 +48,14 @@ struct Place {
 };
 
 __device__ __forceinline__ void produce(const StepParams& p, Shared& shared, const Piece& piece, int lane) {
-  const AttentionParams& a = p.a;
+  const uint64_t policy = evict_first();
   Walk walk = piece.walk;
   Place<kSlots> place;
   // Lane i < 8 holds KV block i of a split; those of the next split are fetched ahead.
   const auto block_of_lane = [&](const Walk& w) {
     if (!piece.has(w)) return 0;
     const int block = min(w.split * (kSplit / kBlockSize) + lane % 8, w.last / kBlockSize);
-    return a.block_tables[static_cast<int64_t>(w.seq) * a.max_blocks + block];
+    return p.block_tables[static_cast<int64_t>(w.seq) * p.max_blocks + block];
   };
   int next_block = block_of_lane(walk);
   while (piece.has(walk)) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void produce(const StepParams& p, Shared& shared, con
     const int head = walk.head;
     const int n_steps = walk.n_steps();
     const int n_tokens = min(walk.last - walk.split * kSplit, kSplit);  // in memory: the new token is not
-    walk.next(shared, a.n_seqs, a.n_kv_heads);
+    walk.next(shared, p.n_seqs, p.n_kv_heads);
     next_block = block_of_lane(walk);
 #pragma unroll 1
     for (int i = 0; i < 2 * n_steps; i++) {  // keys of all steps, then values
@@ -72,16 +72,17 @@ __device__ __forceinline__ void produce(const StepParams& p, Shared& shared, con
       const int64_t block0 = __shfl_sync(0xffffffffu, block, 2 * step);
       const int64_t block1 = __shfl_sync(0xffffffffu, block, 2 * step + 1);
       if (lane == 0) {
-        const bf16* pool = values ? a.v : a.k;
+        const bf16* pool = values ? p.v : p.k;
         const int bytes = (min(max(n_tokens - step * kStep, 0), kStep) + 7) / 8 * (kTokenGroup * 2);
         const int bytes0 = min(bytes, kStepBytes / 2);
         const uint32_t full = shared_address(&shared.full[place.slot]);
         const uint32_t to = shared_address(shared.ring[place.slot]);
         mbarrier_wait(shared_address(&shared.empty[place.slot]), place.parity ^ 1);
         mbarrier_expect(full, bytes);
-        if (bytes0 > 0) bulk_load(to, pool + (block0 * a.n_kv_heads + head) * kHeadBlock, bytes0, full);
+        if (bytes0 > 0) bulk_load(to, pool + (block0 * p.n_kv_heads + head) * kHeadBlock, bytes0, full, policy);
         if (bytes > bytes0) {
-          bulk_load(to + kStepBytes / 2, pool + (block1 * a.n_kv_heads + head) * kHeadBlock, bytes - bytes0, full);
+          bulk_load(to + kStepBytes / 2, pool + (block1 * p.n_kv_heads + head) * kHeadBlock, bytes - bytes0, full,
+                    policy);
         }
       }
       place.next();
@@ -92,7 +93,6 @@ __device__ __forceinline__ void produce(const StepParams& p, Shared& shared, con
 // One of the kPreparers warps. Queries, then the new key, then the new value are dealt to them in turn.
 __device__ __forceinline__ void prepare(const StepParams& p, Shared& shared, const Piece& piece, int preparer,
                                         int lane) {
-  const AttentionParams& a = p.a;
   Prepared& to = shared.pair;
   for (int i = preparer * 32 + lane; i < static_cast<int>(sizeof to.q) / 16; i += kPreparers * 32) {
     reinterpret_cast<uint4*>(to.q)[i] = make_uint4(0, 0, 0, 0);
@@ -105,26 +105,23 @@ __device__ __forceinline__ void prepare(const StepParams& p, Shared& shared, con
   griddep_wait();
   while (piece.has(walk)) {
     const bool has_new = piece.end_split(walk) == walk.n_splits;
-    const int n_tasks = has_new ? a.group + 2 : a.group;
-    const float* row = p.qkv + static_cast<int64_t>(walk.seq) * (a.n_heads + 2 * a.n_kv_heads) * kHeadDim;
+    const int n_tasks = has_new ? p.group + 2 : p.group;
+    const float* row = p.qkv + static_cast<int64_t>(walk.seq) * (p.n_heads + 2 * p.n_kv_heads) * kHeadDim;
     const float4 angles = p.angles[static_cast<int64_t>(walk.seq) * 32 + lane];
-    const int64_t block = a.block_tables[static_cast<int64_t>(walk.seq) * a.max_blocks + walk.last / kBlockSize];
+    const int64_t block = p.block_tables[static_cast<int64_t>(walk.seq) * p.max_blocks + walk.last / kBlockSize];
     const auto load = [&](int task) {
-      const int head = task < a.group    ? walk.head * a.group + task
-                       : task == a.group ? a.n_heads + walk.head
-                                         : a.n_heads + a.n_kv_heads + walk.head;
-      return load_head(row + min(head, a.n_heads + 2 * a.n_kv_heads - 1) * kHeadDim, lane);
+      const int head = task < p.group    ? walk.head * p.group + task
+                       : task == p.group ? p.n_heads + walk.head
+                                         : p.n_heads + p.n_kv_heads + walk.head;
+      return load_head(row + min(head, p.n_heads + 2 * p.n_kv_heads - 1) * kHeadDim, lane);
     };
     const auto store = [&](int task, const HeadLane& head) {
       if (task >= n_tasks) return;
-      if (task < a.group) {
-        const HeadWords q = norm_rope(head, q_norm, angles, p.eps);
-        uint8_t* at = to.q + task / 8 * 2048 + lane / 4 * 128 + task % 8 * 16 + lane % 4 * 4;
-        *reinterpret_cast<uint32_t*>(at) = q.low;
-        *reinterpret_cast<uint32_t*>(at + 8 * 128) = q.high;
+      if (task < p.group) {
+        place_head(to.q, task, lane, norm_rope(head, q_norm, angles, p.eps));
         return;
       }
-      const bool is_key = task == a.group;
+      const bool is_key = task == p.group;
       const HeadWords words = is_key
                                   ? norm_rope(head, k_norm, angles, p.eps)
                                   : HeadWords{head_word(head.low.x, head.low.y), head_word(head.high.x, head.high.y)};
@@ -132,7 +129,7 @@ __device__ __forceinline__ void prepare(const StepParams& p, Shared& shared, con
       mine[lane] = words.low;
       mine[32 + lane] = words.high;
       uint32_t* pool =
-          reinterpret_cast<uint32_t*>((is_key ? p.k : p.v) + (block * a.n_kv_heads + walk.head) * kHeadBlock);
+          reinterpret_cast<uint32_t*>((is_key ? p.k : p.v) + (block * p.n_kv_heads + walk.head) * kHeadBlock);
       pool[kv_offset(walk.last % kBlockSize, 2 * lane) / 2] = words.low;
       pool[kv_offset(walk.last % kBlockSize, 64 + 2 * lane) / 2] = words.high;
     };
@@ -150,17 +147,17 @@ __device__ __forceinline__ void prepare(const StepParams& p, Shared& shared, con
     __syncwarp();
     if (lane == 0) mbarrier_arrive(shared_address(&shared.ready));
     place.next();
-    walk.next_pair(shared, a.n_seqs, a.n_kv_heads);
+    walk.next_pair(shared, p.n_seqs, p.n_kv_heads);
   }
 }
 
 // Merges the states of a pair's splits from the workspace, in ascending order. Warp w takes rows w, w + 4, ..; a lane 4
 // of the 128 columns.
-__device__ __forceinline__ void merge_states(const AttentionParams& a, const float* states, int n_splits, bf16* out,
+__device__ __forceinline__ void merge_states(const StepParams& p, const float* states, int n_splits, bf16* out,
                                              int warp, int lane) {
   constexpr int kAhead = 8;
-  const int stride = a.group * kPartialRow;
-  for (int r = warp; r < a.group; r += kWarps) {
+  const int stride = p.group * kPartialRow;
+  for (int r = warp; r < p.group; r += kWarps) {
     const float* from = states + r * kPartialRow;
     RowState row;
     row.clear();
@@ -183,21 +180,12 @@ __device__ __forceinline__ void merge_states(const AttentionParams& a, const flo
 }
 
 __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, const Piece& piece, int thread) {
-  const AttentionParams& a = p.a;
-  const int warp = thread / 32;
-  const int lane = thread % 32;
-  const int row = lane / 4;         // g: the thread's rows are g and g + 8
-  const int column = lane % 4 * 2;  // 2c
+  const SplitLane at(thread);
+  const int warp = at.warp;
+  const int lane = at.lane;
   const auto barrier = [] { named_barrier(1, kConsumers); };
-  const int matrix = lane / 8;  // of an ldmatrix.x4
-  const int matrix_row = lane % 8 * 16;
-  // Offsets of this lane's row: queries, keys of this warp, P, values of this warp.
-  const uint32_t q_lane = shared_address(shared.pair.q) + matrix % 2 * 2048 + matrix / 2 * 128 + matrix_row;
-  const uint32_t k_lane = (2 * warp + matrix / 2) * 2048 + matrix % 2 * 128 + matrix_row;
-  const uint32_t p_lane = shared_address(shared.p_words) + matrix % 2 * 1024 + matrix / 2 * 128 + matrix_row;
-  const uint32_t v_lane = matrix % 2 * 2048 + (4 * warp + matrix / 2) * 128 + matrix_row;
-  const int at0 = row * 4 + lane % 4;
-  const int at1 = at0 + 32;
+  const uint32_t q_lane = shared_address(shared.pair.q) + at.q;
+  const uint32_t p_lane = shared_address(shared.scratch.p_words) + at.p;
   const uint32_t ring = shared_address(shared.ring);
 
   Walk walk = piece.walk;
@@ -239,15 +227,13 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
         const bool last_step = has_last && i == n_steps - 1;
         mbarrier_wait(shared_address(&shared.full[place.slot]), place.parity);
         if (last_step && key_owner) {
-          uint8_t* to = shared.ring[place.slot] + key_row / 8 * 2048 + lane / 4 * 128 + key_row % 8 * 16 + lane % 4 * 4;
-          *reinterpret_cast<uint32_t*>(to) = key_words.low;
-          *reinterpret_cast<uint32_t*>(to + 8 * 128) = key_words.high;
+          place_head(shared.ring[place.slot], key_row, lane, key_words);
           fence_to_copy_engine();  // before the slot is filled again
         }
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < 4; j++) s[i][0][j] = s[i][1][j] = 0.0f;
-        const uint32_t from = ring + place.slot * kStepBytes + k_lane;
+        const uint32_t from = ring + place.slot * kStepBytes + at.k;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
           uint32_t b[4];
@@ -258,46 +244,12 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.slot]));
         place.next();
-        const int limit = last_step ? key_row : kStep;
-        mask_tile(s[i][0], warp * 16 + column, limit, limit);
-        mask_tile(s[i][1], warp * 16 + column + 8, limit, limit);
-        const float top0 = quad_max(fmaxf(fmaxf(s[i][0][0], s[i][0][1]), fmaxf(s[i][1][0], s[i][1][1])));
-        const float top1 = quad_max(fmaxf(fmaxf(s[i][0][2], s[i][0][3]), fmaxf(s[i][1][2], s[i][1][3])));
-        if (column == 0) {
-          reinterpret_cast<float*>(&shared.top[i][row])[warp] = top0;
-          reinterpret_cast<float*>(&shared.top[i][row + 8])[warp] = top1;
-        }
+        leave_top(shared.scratch, at, i, s[i], last_step ? key_row : kStep);
       }
       barrier();
 
-      float m[2] = {-__builtin_inff(), -__builtin_inff()};
-      float l[2] = {0.0f, 0.0f};
-      float alpha[kSplitSteps][2];
-#pragma unroll
-      for (int i = 0; i < kSplitSteps; i++) {
-        if (i >= n_steps) break;
-        const float4 t0 = shared.top[i][row];
-        const float4 t1 = shared.top[i][row + 8];
-        const float m0 = fmaxf(m[0], __fmul_rn(fmaxf(fmaxf(t0.x, t0.y), fmaxf(t0.z, t0.w)), a.scale));
-        const float m1 = fmaxf(m[1], __fmul_rn(fmaxf(fmaxf(t1.x, t1.y), fmaxf(t1.z, t1.w)), a.scale));
-        const float shift0 = finite_shift(m0);
-        const float shift1 = finite_shift(m1);
-        alpha[i][0] = exp2_approx(__fsub_rn(m[0], shift0));
-        alpha[i][1] = exp2_approx(__fsub_rn(m[1], shift1));
-        m[0] = m0;
-        m[1] = m1;
-        exponentiate(s[i][0], s[i][1], a.scale, shift0, shift1, alpha[i][0], alpha[i][1], l[0], l[1]);
-        uint32_t words[4];
-        pack_fragment(s[i][0], s[i][1], words);
-        // P as core matrices [row group][key chunk]: words 0, 2 row g of chunks 2w, 2w + 1; 1, 3 row g + 8.
-        uint32_t* to = shared.p_words[i] + warp * 64 + lane;
-        to[0] = words[0];
-        to[256] = words[1];
-        to[32] = words[2];
-        to[256 + 32] = words[3];
-      }
-      shared.l[warp][at0] = l[0];
-      shared.l[warp][at1] = l[1];
+      float m[2], alpha[kSplitSteps][2];
+      softmax_split(shared.scratch, at, s, n_steps, p.scale, alpha, m);
       barrier();
 
       float o[4][4] = {};
@@ -310,10 +262,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
         if (last_step) {
           // The new value, and zeros behind it up to the end of its 16 keys: P is 0 there, and stale memory may be NaN.
           uint8_t* slot = shared.ring[place.slot];
-          if (lane < 16) {
-            *reinterpret_cast<uint32_t*>(slot + key_row / 8 * 2048 + (4 * warp + lane / 4) * 128 + key_row % 8 * 16 +
-                                         lane % 4 * 4) = value_word;
-          }
+          if (lane < 16) place_value(slot, key_row, warp, lane, value_word);
           for (int piece = lane; piece < (15 - key_row % 16) * 4; piece += 32) {
             const int r = key_row + 1 + piece / 4;
             *reinterpret_cast<uint4*>(slot + r / 8 * 2048 + (4 * warp + piece % 4) * 128 + r % 8 * 16) =
@@ -323,7 +272,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
         }
         __syncwarp();
         const int n_groups = last_step ? key_row / 16 + 1 : kStep / 16;
-        const uint32_t from = ring + place.slot * kStepBytes + v_lane;
+        const uint32_t from = ring + place.slot * kStepBytes + at.v;
 #pragma unroll
         for (int t = 0; t < kStep / 16; t++) {
           if (t >= n_groups) break;
@@ -341,45 +290,22 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
         if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.slot]));
         place.next();
       }
-      const float l0 = quad_sum(shared.l[0][at0], shared.l[1][at0], shared.l[2][at0], shared.l[3][at0]);
-      const float l1 = quad_sum(shared.l[0][at1], shared.l[1][at1], shared.l[2][at1], shared.l[3][at1]);
+      const float2 l = split_sums(shared.scratch, at);
       if (whole) {
-        running.add(o, m, l0, l1);
-        continue;
-      }
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int r = row + half * 8;
-        if (r >= a.group) continue;
-        float* to = a.partials + (static_cast<int64_t>(states + split) * a.group + r) * kPartialRow;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          *reinterpret_cast<float2*>(to + warp * 32 + column + j * 8) = make_float2(o[j][2 * half], o[j][2 * half + 1]);
-        }
-        if (warp == 0 && column == 0) {
-          *reinterpret_cast<float2*>(to + kHeadDim) = make_float2(m[half], half == 0 ? l0 : l1);
-        }
+        running.add(o, m, l.x, l.y);
+      } else {
+        leave_state(p.partials + static_cast<int64_t>(states + split) * p.group * kPartialRow, p.group, at, o, m, l);
       }
     }
 
-    bf16* out = a.out + (static_cast<int64_t>(seq) * a.n_heads + head * a.group) * kHeadDim;
+    bf16* out = p.out + (static_cast<int64_t>(seq) * p.n_heads + head * p.group) * kHeadDim;
     if (whole) {
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int r = row + half * 8;
-        if (r >= a.group) continue;
-        const float inverse = __fdiv_rn(1.0f, running.l[half]);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          *reinterpret_cast<uint32_t*>(out + r * kHeadDim + warp * 32 + column + j * 8) =
-              pack_bf16(finish(running.o[j][2 * half], inverse), finish(running.o[j][2 * half + 1], inverse));
-        }
-      }
+      write_pair(out, p.group, at, running);
     } else {
       // Who comes last changes nothing about the result.
       __threadfence();
       barrier();
-      int32_t* counter = a.counters + seq * a.n_kv_heads + head;
+      int32_t* counter = p.counters + seq * p.n_kv_heads + head;
       if (thread == 0) {
         const int n = end_split - first_split;
         shared.last_cta = atomicAdd(counter, n) + n == n_splits ? 1 : 0;
@@ -388,11 +314,11 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
       if (shared.last_cta != 0) {
         __threadfence();
         if (thread == 0) *counter = 0;  // ready for the next launch
-        merge_states(a, a.partials + static_cast<int64_t>(states) * a.group * kPartialRow, n_splits, out, warp, lane);
+        merge_states(p, p.partials + static_cast<int64_t>(states) * p.group * kPartialRow, n_splits, out, warp, lane);
       }
     }
     walk.split = end_split - 1;
-    walk.next(shared, a.n_seqs, a.n_kv_heads);
+    walk.next(shared, p.n_seqs, p.n_kv_heads);
   }
 }
 #endif
@@ -432,7 +358,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) attention_step_kernel(co
 
 void attention_step_stream(const StepParams& p, const Context& ctx) {
   configure<attention_step_kernel>(sizeof(Shared));
-  const int most_splits = p.a.n_seqs * p.a.n_kv_heads * p.a.max_splits;
+  const int most_splits = p.n_seqs * p.n_kv_heads * p.max_splits;
   const int n_ctas = most_splits <= ctx.sm_count ? most_splits : kCtasPerSm * ctx.sm_count;
   launch("launching attention_step", attention_step_kernel,
          {dim3(static_cast<unsigned>(n_ctas)), dim3(kThreads), sizeof(Shared)}, ctx, p);

@@ -28,9 +28,7 @@ struct Prepared {
 struct alignas(128) Shared {
   uint8_t ring[kSlots][kStepBytes];
   Prepared pair;
-  uint32_t p_words[kSplitSteps][kMaxDecodeRows * kStep / 2];  // bf16 pairs: core matrices [row group 2][key chunk 8]
-  float4 top[kSplitSteps][kMaxDecodeRows];                    // the four warps' maxima of a row
-  float l[kWarps][kMaxDecodeRows * 4];                        // key group t's sum of (row, lane of the quad)
+  SplitScratch scratch;
   uint64_t full[kSlots], empty[kSlots];
   uint64_t ready, taken;                   // pair
   int totals[kThreads / 32][3];            // steps, splits and pairs of a warp's sequences
@@ -82,14 +80,14 @@ struct Piece {
 
 // All threads.
 __device__ __forceinline__ Piece find_piece(const StepParams& p, Shared& shared, int thread) {
-  const int n_seqs = p.a.n_seqs;
-  const int n_kv = p.a.n_kv_heads;
+  const int n_seqs = p.n_seqs;
+  const int n_kv = p.n_kv_heads;
   const int each = (n_seqs + kThreads - 1) / kThreads;
   const int begin = min(thread * each, n_seqs);
   const int end = min(begin + each, n_seqs);
   int own[3] = {0, 0, 0};
   for (int s = begin; s < end; s++) {
-    const int last = p.seq_of[s] < 0 ? -1 : p.a.positions[s];
+    const int last = p.seq_of[s] < 0 ? -1 : p.positions[s];
     shared.last[s] = last;
     if (last < 0) continue;
     own[0] += last / kStep + 1;
