@@ -8,7 +8,13 @@ import time
 
 import torch
 
-SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
+SHAPES = {
+    "qkv": (6144, 4096),
+    "o": (4096, 4096),
+    "gate_up": (24576, 4096),
+    "down": (4096, 12288),
+    "lm_head": (151936, 4096),
+}
 
 
 def burst(launch: torch.cuda.CUDAGraph, repeats: int) -> float:
@@ -24,9 +30,11 @@ def burst(launch: torch.cuda.CUDAGraph, repeats: int) -> float:
 
 
 def main() -> None:
-    for rows in (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192):
+    for rows in (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192):
         for name, (n, k) in SHAPES.items():
-            count = 16 if rows <= 256 else 8 if rows <= 1024 else 3
+            if name == "lm_head" and rows > 256:  # only sampled rows go through it
+                continue
+            count = 2 if name == "lm_head" else 16 if rows <= 256 else 8 if rows <= 1024 else 3
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
             weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)]
             for weight in weights[:2]:

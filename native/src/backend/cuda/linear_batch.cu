@@ -81,12 +81,14 @@ __global__ void __launch_bounds__(kThreads, 1)
         begin[s] = begin_of(s);
         length[s] = begin_of(s + 1) - begin[s];
       }
+      const uint64_t policy = evict_first();
       auto load_weights = [&](int row_tile, int round, int at) {
         const uint32_t barrier = full + at * 8, to = ring + at * stage_bytes;
         mbarrier_expect(barrier, min(kSegments, n_blocks - round * kSegments) * (kWeight + x_bytes));
 #pragma unroll
         for (int s = 0; s < kSegments; s++) {
-          if (round < length[s]) tensor_load_3d(to + s * kWeight, &w_map, 0, begin[s] + round, row_tile, barrier);
+          if (round < length[s])
+            tensor_load_3d(to + s * kWeight, &w_map, 0, begin[s] + round, row_tile, barrier, policy);
         }
       };
       auto load_inputs = [&](int round, int at) {

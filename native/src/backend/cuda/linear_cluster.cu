@@ -65,11 +65,12 @@ __global__ void __launch_bounds__(kThreads)
     if (lane == 0) {
       tensor_prefetch(&w_map);
       tensor_prefetch(&x_map);
+      const uint64_t policy = evict_first();
       const int tile_row = tile * kTiles;  // row tiles beyond the matrix are read as zeros
       const int ahead = n < stages ? n : stages;
       for (int i = 0; i < ahead; i++) {
         mbarrier_expect(full + i * 8, kStage);
-        tensor_load_3d(base + i * kStage, &w_map, 0, begin + i, tile_row, full + i * 8);
+        tensor_load_3d(base + i * kStage, &w_map, 0, begin + i, tile_row, full + i * 8, policy);
       }
       griddep_wait();
       for (int i = 0; i < ahead; i++) {
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = ahead; i < n; i++) {
         mbarrier_wait(empty + at * 8, parity);
         mbarrier_expect(full + at * 8, kStage);
-        tensor_load_3d(base + at * kStage, &w_map, 0, begin + i, tile_row, full + at * 8);
+        tensor_load_3d(base + at * kStage, &w_map, 0, begin + i, tile_row, full + at * 8, policy);
         tensor_load_2d(base + at * kStage + kWeight, &x_map, (begin + i) * kPackCols, 0, full + at * 8);
         if (++at == stages) {
           at = 0;

@@ -16,6 +16,9 @@
 // block. Under load the card is at its power limit, so that instructions and bytes cost speed even where no unit is
 // busy.
 //
+// Up to kOnceRows, weights are read once, and their lines are the first that the second-level cache drops, as in all
+// products of few rows; with more rows they are the last.
+//
 // Order of tiles: groups of rows (group_rows); inside a group down the rows first, so that the CTAs at work share
 // inputs and weights in the second-level cache.
 #pragma once
@@ -32,6 +35,7 @@ namespace qwen3::cuda::hopper {
 
 inline constexpr int kTileRows = 128;  // per CTA
 inline constexpr int kThreads = 384;
+inline constexpr int kOnceRows = 256;
 inline constexpr int kWarpRows = 16;
 inline constexpr int kConsumerWarps = 8;
 inline constexpr int kInputBytes = kTileRows * 128;  // of a stage
@@ -137,7 +141,7 @@ template <int tile, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 1)
     linear_hopper_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                          const __grid_constant__ Epilogue epilogue, const __grid_constant__ Tiles tiles,
-                         const int n_blocks) {
+                         const int n_blocks, const bool weights_once) {
 #if QWEN3_SM90A
   using S = Shape<tile>;
   extern __shared__ uint8_t raw_shared[];
@@ -164,10 +168,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       epilogue.begin();
       int row_tile, column_tile;
       place_tile(tiles, blockIdx.x, row_tile, column_tile);
+      const uint64_t policy = weights_once ? evict_first() : evict_last();
       auto load_weights = [&](int block, int at) {
         mbarrier_expect(full + at * 8, S::stage_bytes);
         tensor_load_3d(base + at * S::stage_bytes + kInputBytes, &w_map, 0, block, column_tile * (tile / kPackRows),
-                       full + at * 8);
+                       full + at * 8, policy);
       };
       auto load_inputs = [&](int block, int at) {
         tensor_load_2d(base + at * S::stage_bytes, &x_map, block * kPackCols, row_tile * kTileRows, full + at * 8);
@@ -281,7 +286,8 @@ void run_hopper(const char* what, const LinearCall& call, const Epilogue& epilog
   const int ctas = std::min(ctx.sm_count, tiles.rows * tiles.columns);
   const Grid grid{dim3(static_cast<unsigned>(ctas)), dim3(kThreads), static_cast<size_t>(S::shared_bytes)};
   launch(what, linear_hopper_kernel<tile, Epilogue>, grid, ctx, rows_map(call.x, call.n_rows, call.n_in, kTileRows),
-         weight_map(call.weight, call.row_tiles, call.col_blocks, tile / kPackRows), epilogue, tiles, call.col_blocks);
+         weight_map(call.weight, call.row_tiles, call.col_blocks, tile / kPackRows), epilogue, tiles, call.col_blocks,
+         call.n_rows <= kOnceRows);
 }
 
 // Microseconds: waves of tiles; a tile costs its blocks of columns and some work at its end. Fitted to the four

@@ -85,6 +85,7 @@ __global__ void __launch_bounds__((warpgroups + 1) * 128, 1)
     if (warp == warpgroups * 4 && lane == 0) {
       tensor_prefetch(&w_map);
       tensor_prefetch(&w_map_1);
+      const uint64_t policy = evict_first();
       int at = 0, oldest = 0;
       uint32_t parity = 1, oldest_parity = 0;  // a fresh barrier is past parity 1
       for (int i = 0; i < n; i++) {
@@ -100,9 +101,10 @@ __global__ void __launch_bounds__((warpgroups + 1) * 128, 1)
         mbarrier_expect(barrier, count * kPackBlockBytes);
         int r = 0;
         for (; r + kBoxTiles <= count; r += kBoxTiles) {
-          tensor_load_3d(to + r * kPackBlockBytes, &w_map, 0, begin + i, first + r, barrier);
+          tensor_load_3d(to + r * kPackBlockBytes, &w_map, 0, begin + i, first + r, barrier, policy);
         }
-        for (; r < count; r++) tensor_load_3d(to + r * kPackBlockBytes, &w_map_1, 0, begin + i, first + r, barrier);
+        for (; r < count; r++)
+          tensor_load_3d(to + r * kPackBlockBytes, &w_map_1, 0, begin + i, first + r, barrier, policy);
         if (++at == stages) {
           at = 0;
           parity ^= 1;
