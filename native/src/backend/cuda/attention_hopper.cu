@@ -27,8 +27,8 @@
 //   MUFU           32 exponentials and 2 factors per thread, 4 lanes a cycle              272, softmax in all 295 and
 //   277 shared memory  128 bytes a cycle. Q K: 128 queries, 128 keys; P V: 128; copies: 256 / kGroups; merge: 64 KB
 //                  per split, 128                                                   640 (2 groups), 597 (3 groups)
-// Measured on an H200 (bench/results/2026-11-30-h200-decode-prefill.txt): three groups 572 TFLOP/s at 8,192 tokens, 463
-// at 16 x 2,048.
+// Measured on an H200 (bench/results/2026-11-30-h200.txt): three groups 573 TFLOP/s at 8,192 tokens, 474 at
+// 16 x 2,048.
 //
 // Shared memory: 5 or 8 stages of 16 KB, 16 KB of queries and 32 KB of state per group: 224 KB in both shapes.
 // Registers per consumer thread: 232 (2 groups), 160 (3).
