@@ -28,15 +28,16 @@ _MOST_BYTES = 256 << 20  # a conversation keeps all thoughts and results, also t
 
 
 def save(session: ChatSession, path: Path) -> None:
-    """Writes the conversation so that a failure leaves what was there; only the owner may read it."""
+    """Writes the conversation so that a failure leaves what was there; only the owner may read it. ChatError: nothing
+    has been written."""
     try:
         is_dir, exists = path.is_dir(), path.exists()
     except OSError as error:
         raise ChatError(f"{path} cannot be written: {error.strerror}.") from None
     if is_dir:
         raise ChatError(f"{path} is a directory; name a file in it.")
-    if exists and not _is_saved_chat(path):
-        raise ChatError(f"{path} exists and is no saved conversation; it is left alone. Choose another name.")
+    if exists and path.absolute() != session.file:
+        _check_overwriting(session, path)
     settings = session.settings
     system = [{"role": "system", "content": settings.system}] if settings.system else []
     body: dict[str, Any] = {"model": session.backend.name, "messages": [*system, *session.messages]}
@@ -58,7 +59,7 @@ def save(session: ChatSession, path: Path) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise ChatError(f"{path} cannot be written: {error.strerror}.") from None
-    session.note_saved()
+    session.note_saved(path)
 
 
 def load(session: ChatSession, path: Path) -> list[Setting]:
@@ -88,7 +89,7 @@ def load(session: ChatSession, path: Path) -> list[Setting]:
         raise ChatError("The conversation is not saved: /save FILE keeps it, /reset forgets it; then /load again.")
     session.settings = settings
     session.replace(messages)
-    session.note_saved()
+    session.note_saved(path)
     return brought
 
 
@@ -104,11 +105,16 @@ def _read(path: Path) -> dict[str, Any]:
     return body
 
 
-def _is_saved_chat(path: Path) -> bool:
+def _check_overwriting(session: ChatSession, path: Path) -> None:
+    """ChatError where something would be lost: what is no conversation, or one that is no earlier state of this one."""
     try:
-        return "messages" in _read(path)
-    except ChatError:
-        return False
+        found = _read(path)["messages"]
+    except (ChatError, KeyError):
+        raise ChatError(f"{path} exists and is no saved conversation; it is left alone. Choose another name.") from None
+    if isinstance(found, list) and found and isinstance(found[0], dict) and found[0].get("role") == "system":
+        found = found[1:]
+    if not isinstance(found, list) or found != session.messages[: len(found)]:
+        raise ChatError(f"{path} holds another conversation, which would be lost; choose another name.")
 
 
 def _check_turns(path: Path, messages: list[dict[str, Any]]) -> None:

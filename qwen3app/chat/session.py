@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from qwen3app.chat.backend import Backend, Call, Piece, TurnStats
@@ -37,7 +38,8 @@ class ChatSession:
         self.run_call: RunCall | None = None  # runs a call and returns its result; needed with tools
         self._stopping = False
         self._replaced: list[dict[str, Any]] = []  # by the next question, if it is answered
-        self._in_file: list[dict[str, Any]] = []  # the messages that a file holds, by the last /save or /load
+        self.file: Path | None = None  # of the last /save or /load of this conversation
+        self._in_file: list[dict[str, Any]] = []  # the messages that it holds
 
     @property
     def n_turns(self) -> int:
@@ -48,17 +50,19 @@ class ChatSession:
         """Whether a file holds every message; an empty conversation has nothing to lose."""
         return self.messages == self._in_file[: len(self.messages)]
 
-    def note_saved(self) -> None:
-        """A file holds the conversation as it is now."""
+    def note_saved(self, file: Path) -> None:
+        """The file holds the conversation as it is now."""
         self._in_file = list(self.messages)
+        self.file = file.absolute()
 
     def reset(self) -> None:
         """Forgets the conversation; settings stay."""
         self.replace([])
 
     def replace(self, messages: list[dict[str, Any]]) -> None:
-        """Goes on with another conversation."""
+        """Goes on with another conversation, which is in no file yet."""
         self.messages = messages
+        self.file, self._in_file = None, []
         self._replaced = []
         self.stats = TurnStats()
         self._count()

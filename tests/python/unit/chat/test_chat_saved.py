@@ -88,6 +88,40 @@ async def test_an_unsaved_conversation_is_not_replaced(session: ChatSession, tmp
     assert session.n_turns == 1
 
 
+async def test_another_conversation_is_not_overwritten(session: ChatSession, tmp_path: Path) -> None:
+    path, other = tmp_path / "a.json", tmp_path / "b.json"
+    session.settings.system = "Be brief."
+    await ask(session, "Hi")
+    saved.save(session, path)
+    saved.save(session, other)  # a copy
+    await ask(session, "More")
+    saved.save(session, path)  # an earlier state of the same
+    session.undo()
+    saved.save(session, other)
+    saved.save(session, other)
+    before = path.read_text()
+    with pytest.raises(
+        ChatError, match=r"a\.json holds another conversation, which would be lost; choose another name"
+    ):
+        saved.save(session, path)  # the turn that was taken back is only there
+    session.reset()
+    await ask(session, "Hi")
+    session.messages[-1]["content"] = "else"
+    for each in (path, other):
+        with pytest.raises(ChatError, match="holds another conversation"):
+            saved.save(session, each)
+    assert path.read_text() == before
+    session.reset()
+    saved.load(session, path)
+    session.undo()
+    saved.save(session, path)  # the file that is being worked on
+    for text in ('{"messages": 5}', '[{"role": "user", "content": "x"}]'):
+        path.write_text(text)
+        session.file = None
+        with pytest.raises(ChatError, match="holds another conversation"):
+            saved.save(session, path)
+
+
 def test_other_files_are_left_alone(session: ChatSession, tmp_path: Path) -> None:
     for name, text in (("a.txt", "my text"), ("b.json", '{"x": 1}')):
         path = tmp_path / name
@@ -163,7 +197,7 @@ def test_a_wrong_file_changes_nothing(session: ChatSession, tmp_path: Path, text
     path = tmp_path / "x.json"
     path.write_text(text)
     session.messages = before = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    session.note_saved()
+    session.note_saved(tmp_path / "mine.json")
     session.settings.temperature = 0.3
     with pytest.raises(ChatError, match=sentence):
         saved.load(session, path)
