@@ -8,6 +8,7 @@ Callbacks: `on_progress` runs on the thread that opens, `on_log` on that and on 
 from __future__ import annotations
 
 import math
+import os
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ def check_config(model_dir: Path | str) -> None:
     """EngineError with one sentence if no engine could run a model with this directory's config.json. Its weights need
     not be there."""
     ffi, lib = _library()
-    _check(ffi, lib, lib.qwen3_config_check(str(model_dir).encode()))
+    _check(ffi, lib, lib.qwen3_config_check(os.fsencode(model_dir)))
 
 
 def _token_array(ffi: Any, tokens: Sequence[int]) -> tuple[Any, array[int]]:
@@ -128,7 +129,7 @@ class Engine:
         native = ffi.new("qwen3_options *")
         _check(ffi, lib, lib.qwen3_options_init(native, ffi.sizeof("qwen3_options")))
         device = ffi.new("char[]", options.device.encode())
-        kernels = ffi.new("char[]", options.kernels.encode())
+        kernels = ffi.new("char[]", os.fsencode(options.kernels))
         native.device = device
         native.kernels = kernels
         try:
@@ -164,7 +165,7 @@ class Engine:
             keep.append(ffi.callback("qwen3_log_callback", log_callback))
             native.log = keep[-1]
         out = ffi.new("qwen3_engine **")
-        _check(ffi, lib, lib.qwen3_engine_open(str(model_dir).encode(), native, out))
+        _check(ffi, lib, lib.qwen3_engine_open(os.fsencode(model_dir), native, out))
         engine = cls(ffi, lib, out[0], keep)
         engine._vocab = engine.info().vocab
         return engine

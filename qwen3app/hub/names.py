@@ -103,4 +103,9 @@ def model_name(directory: Path) -> str:
     folder = path.parent.parent.name
     if path.parent.name == "snapshots" and folder.startswith(_FOLDER_PREFIX):
         return folder.removeprefix(_FOLDER_PREFIX).replace("--", "/", 1)
-    return path.name
+    return shown_path(Path(path.name))
+
+
+def shown_path(path: Path) -> str:
+    """A path as a text that can be sent and logged: bytes that are no UTF-8 become question marks."""
+    return str(path).encode("utf-8", "replace").decode()

@@ -8,6 +8,7 @@ and the gate, so replies that never reach a route are logged too; what the proto
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 import traceback
@@ -49,7 +50,11 @@ class Log:
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": stamp, "level": level, "event": event, **fields}
         try:
-            sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
+            text = msgspec.json.encode(line).decode()
+        except UnicodeEncodeError:  # a path that is no UTF-8
+            text = json.dumps(line)
+        try:
+            sys.stderr.write(text + "\n")
             sys.stderr.flush()
         except (OSError, ValueError):
             return  # nobody reads stderr any more: serving goes on

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from qwen3app.hub.names import shown_path
 from qwen3app.runtime import LoadedModel
 from qwen3app.sizes import format_memory
 
@@ -44,7 +45,7 @@ def ledger(model: LoadedModel, seconds: dict[str, float]) -> dict[str, Any]:
     info = model.info
     tokens = info.n_blocks * info.block_size
     return {
-        "model": str(model.directory),
+        "model": shown_path(model.directory),
         "parameters": info.n_parameters,
         "device": info.device,
         "device_name": info.device_name,

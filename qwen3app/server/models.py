@@ -8,6 +8,7 @@ from litestar import Request, get
 from litestar.params import FromPath
 
 from qwen3app import __version__
+from qwen3app.hub.names import shown_path
 from qwen3app.server.replies import to_json
 from qwen3app.server.sse import JsonReply, Reply
 
@@ -22,7 +23,7 @@ def _card(state: ServerState) -> dict[str, Any]:
         "object": "model",
         "created": state.created,
         "owned_by": "qwen3-8b",
-        "root": str(model.directory),
+        "root": shown_path(model.directory),
         "name": state.model_name,
         "max_model_len": model.info.max_context,
     }

@@ -94,6 +94,7 @@ def test_what_a_directory_is_called(tmp_path: Path) -> None:
     snapshot.mkdir(parents=True)
     assert model_name(snapshot) == "Qwen/Qwen3-8B"
     assert model_name(tmp_path / "qwen3-8b") == "qwen3-8b"
+    assert model_name(tmp_path / os.fsdecode(b"caf\xe9")) == "caf?"  # a name goes into JSON
     (tmp_path / "link").symlink_to(snapshot)
     assert model_name(tmp_path / "link") == "Qwen/Qwen3-8B"
 

@@ -99,6 +99,28 @@ def test_a_broken_model_ends_with_its_sentence(tiny_model_dir: Path, tmp_path: P
         run_server(settings_for(model, 0))
 
 
+def test_a_path_that_is_no_utf8(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    shutil.copytree(tiny_model_dir, directory)
+    write = Log.write
+
+    def write_and_signal(log: Log, event: str, *arguments: Any, **fields: Any) -> None:
+        write(log, event, *arguments, **fields)
+        if event == "ready":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Log, "write", write_and_signal)
+    assert run_server(settings_for(directory, 0)) == 0
+    lines = {line["event"]: line for line in map(json.loads, capfd.readouterr().err.splitlines())}
+    assert (lines["ledger"]["model"], lines["ready"]["model"]) == (f"{tmp_path}/caf?", "caf?")
+    assert lines["ledger"]["template"] == f"{directory}/chat_template.jinja"  # no line is lost
+    (directory / "tokenizer.json").write_text("{")
+    with pytest.raises(AppError, match="is not a tokenizer that can be read"):
+        run_server(settings_for(directory, 0))
+
+
 def test_the_port_is_tried_before_the_model_is_loaded(tiny_model_dir: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
