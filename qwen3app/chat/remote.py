@@ -38,7 +38,7 @@ def base_url(text: str) -> str:
     url = text.strip() if "://" in text else f"http://{text.strip()}"
     try:
         parsed = httpx2.URL(url)
-    except httpx2.InvalidURL:
+    except (httpx2.InvalidURL, UnicodeError):
         parsed = httpx2.URL("")
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.port not in (None, *range(1, 1 << 16)):
         raise UsageError(f"--url takes an address like http://127.0.0.1:8000, not {text!r}.")

@@ -97,6 +97,8 @@ class Hub:
         self._say = say
         self.endpoint = constants.ENDPOINT
         self.headers: dict[str, str] = build_hf_headers(library_name="qwen3-8b", library_version=__version__)
+        if not self.headers.get("authorization", "").isascii():
+            raise HubError("The token (of HF_TOKEN or `hf auth login`) holds characters that no token has; renew it.")
         self.timeout = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
         try:
             get_session()

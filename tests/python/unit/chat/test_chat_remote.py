@@ -312,7 +312,7 @@ def test_addresses(text: str, url: str) -> None:
     assert base_url(text) == url
 
 
-@pytest.mark.parametrize("text", ["", "ftp://x", "http://", "::", "http://h:99999", "h:0"])
+@pytest.mark.parametrize("text", ["", "ftp://x", "http://", "::", "http://h:99999", "h:0", "http://h/caf\udce9"])
 def test_no_address(text: str) -> None:
     with pytest.raises(UsageError, match="--url"):
         base_url(text)

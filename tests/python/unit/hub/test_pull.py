@@ -106,6 +106,7 @@ def test_what_is_there_is_not_fetched_again(run: Run, hub: FakeHub, tmp_path: Pa
     [
         ({"HTTP_PROXY": "foo://x"}, "No connection can be made (Unknown scheme for proxy URL"),
         ({"SSL_CERT_FILE": "/nowhere/ca.pem"}, "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE."),
+        ({"HF_TOKEN": "hf_caf\u00e9"}, "The token (of HF_TOKEN or `hf auth login`) holds characters that no token has"),
         ({"HF_HUB_DOWNLOAD_TIMEOUT": "abc"}, "A variable of the Hub's is no number (invalid literal for int()"),
     ],
 )
