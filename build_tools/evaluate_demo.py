@@ -1,4 +1,4 @@
-"""Measures the demo model with the engine: greedy answers to held-out conversations, on the CPU.
+"""Measures the demo model with the engine: greedy answers to held-out conversations.
 
     python build_tools/evaluate_demo.py --model qwen3app/qwen3-demo
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -124,7 +125,8 @@ def bar_results(judged: Sequence[Judged]) -> list[tuple[Bar, float]]:
 
 
 def _percent(share: float | int | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
+    """Rounded down, so that only all of them are 100%."""
+    return "-" if share is None else f"{math.floor(share * 1000 + 1e-6) / 10:.1f}%"
 
 
 def table(all_scores: dict[str, dict[str, float | int | None]], results: Sequence[tuple[Bar, float]]) -> str:
@@ -167,12 +169,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there too")
     parser.add_argument("--card", type=Path, metavar="FILE", help="put the tables into this model card")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="show N wrong answers on stderr")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default %(default)s)")
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
     conversations = [sample for kind in held_out(options.each).values() for sample in kind]
     engine_options = EngineOptions(
-        device="cpu", max_slots=_SLOTS, max_queue=len(conversations), threads=options.threads
+        device=options.device, max_slots=_SLOTS, max_queue=len(conversations), threads=options.threads
     )
     try:
         model = LoadedModel.load(options.model, engine_options)

@@ -46,6 +46,15 @@ def test_bars_put_their_kinds_together() -> None:
     assert bar_results(SOME[:1])[1][1] == 0.0  # nothing asked is not passed
 
 
+def test_only_all_of_them_are_100_percent() -> None:
+    many = [judged("tool calls", True)] * 9_999 + [judged("tool calls", True, "wrong")]
+    assert "| right tool and valid arguments | 95.0% | 99.9% |" in table({}, bar_results(many))
+    assert "| right tool and valid arguments | 95.0% | 100.0% |" in table({}, bar_results(many[:-1]))
+    assert "| right tool and valid arguments | 95.0% | 56.9% |" not in table(
+        {}, bar_results(many[:57] + many[-1:] * 43)
+    )
+
+
 def test_the_table_and_the_card() -> None:
     text = table(scores(SOME), bar_results(SOME))
     assert "| add, two digits | 2 | 50.0% | 100.0% | 0.0% | 100.0% |" in text.splitlines()
