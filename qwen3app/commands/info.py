@@ -128,11 +128,12 @@ def _needs(config: _Config, model: dict[str, Any]) -> dict[str, Any]:
 def _machine(model_dir: Path, options: EngineOptions, per_token: int | None) -> dict[str, Any]:
     """What the engine gets here, or the sentence why it gets nothing."""
     from qwen3app.abi.engine import Engine
+    from qwen3app.runtime.interruptible import load_interruptibly
     from qwen3app.runtime.loaded_model import in_flags
 
     machine: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "memory_available_bytes": memory_available()}
     try:
-        engine = Engine.open(model_dir, options)
+        engine = load_interruptibly(lambda progress: Engine.open(model_dir, options, progress))
     except EngineError as error:
         return machine | {"error": in_flags(str(error))}
     try:

@@ -52,13 +52,15 @@ def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
 def measured_engine(args: argparse.Namespace, slots: int) -> Iterator[tuple[Engine, EngineInfo]]:
     """The model of --model, opened for `slots` sequences at once, without the prefix cache."""
     from qwen3app.abi.engine import Engine
+    from qwen3app.runtime.interruptible import load_interruptibly
 
     if args.slots and args.slots < slots:
         raise UsageError(f"{slots} sequences at once need {slots} slots, but --slots is {args.slots}.")
     settings = EngineSettings.from_args(args)
     options = replace(settings.options(), kernels=args.kernels, prefix_cache=False, max_slots=args.slots or slots)
+    directory = resolve_model_dir(args.model, lambda: progress_on(sys.stderr))
     try:
-        engine = Engine.open(resolve_model_dir(args.model, lambda: progress_on(sys.stderr)), options)
+        engine = load_interruptibly(lambda progress: Engine.open(directory, options, progress))
     except EngineError as error:
         from qwen3app.runtime.loaded_model import in_flags
 

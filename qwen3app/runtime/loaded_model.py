@@ -23,12 +23,12 @@ from qwen3app.abi import Engine, EngineInfo, EngineOptions
 from qwen3app.errors import EngineError, ModelError, Status
 from qwen3app.hub.names import model_name
 from qwen3app.runtime.constraints import GrammarTokens
+from qwen3app.runtime.interruptible import Progress
 from qwen3app.text.errors import TextError
 from qwen3app.text.generation_config import SamplingDefaults, load_sampling_defaults
 from qwen3app.text.template import ChatTemplate
 from qwen3app.text.tokenizer import Tokenizer
 
-Progress = Callable[[str, int, int], bool | None]  # phase, done, total; returning False stops the loading
 Log = Callable[[int, str], None]  # qwen3_log_level, line
 
 

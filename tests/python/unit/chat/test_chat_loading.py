@@ -1,23 +1,18 @@
-"""Loading: the progress line, failures and interrupts."""
+"""Loading: the progress line, failures."""
 
 from __future__ import annotations
 
 import io
 import os
-import signal
-import sys
 import termios
-import threading
 import time
-import traceback
 from typing import Any
 
 import pytest
-from patience import PATIENCE, wait_until
 
-from qwen3app.chat import loading
-from qwen3app.chat.loading import Progress, ProgressLine, load_with_progress
+from qwen3app.chat.loading import ProgressLine, load_with_progress
 from qwen3app.errors import ModelError
+from qwen3app.runtime.interruptible import Progress
 
 
 class Tty(io.StringIO):
@@ -58,46 +53,3 @@ def test_a_failure_is_handed_on() -> None:
 
     with pytest.raises(ModelError, match="broken"):
         load_with_progress(load, "tiny", io.StringIO())
-
-
-def interrupt_the_wait() -> None:
-    """Ctrl-C, once the main thread waits for the load."""
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def is_waiting() -> bool:
-        names = [frame.name for frame in traceback.extract_stack(sys._current_frames()[main])]
-        return names[-3:] == ["load_with_progress", "wait", "wait"]  # of the event, of its condition
-
-    wait_until(is_waiting)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_an_interrupt_stops_the_load() -> None:
-    stopped = []
-
-    def load(progress: Progress) -> Any:
-        interrupt_the_wait()
-        while progress("weights", 1, 2):
-            time.sleep(0.01)
-        stopped.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        load_with_progress(load, "tiny", io.StringIO())
-    assert stopped
-
-
-def test_a_load_that_does_not_listen_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-    monkeypatch.setattr(loading, "_STOP_SECONDS", 0.05)
-    codes: list[int] = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-
-    def load(progress: Progress) -> Any:
-        interrupt_the_wait()
-        release.wait(PATIENCE)
-
-    with pytest.raises(KeyboardInterrupt):
-        load_with_progress(load, "tiny", io.StringIO())
-    release.set()
-    assert codes == [130]

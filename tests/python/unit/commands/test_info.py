@@ -45,7 +45,7 @@ class FakeEngine:
     closed = 0
 
     @classmethod
-    def open(cls, model_dir: Path, options: EngineOptions) -> FakeEngine:
+    def open(cls, model_dir: Path, options: EngineOptions, progress: object) -> FakeEngine:
         return cls()
 
     def info(self) -> EngineInfo:
