@@ -1,4 +1,4 @@
-"""What constraints cost: constrained streams against free ones, and how long nasty constraints stall others.
+"""What constraints cost: constrained streams against free ones, and how long nasty constraints and bodies stall others.
 
 Runs against a server that is up. Both figures are of the whole way, HTTP included; the load comes from this process, so
 leave it a core of its own. `--rounds` alternates both kinds, since machines change their speed: the change "by rounds"
@@ -59,6 +59,19 @@ NASTY: dict[str, dict[str, Any]] = {
     "deep grammar": {"guided_grammar": "start: " + "(" * 50_000 + '"a"' + ")" * 50_000},
     "10,000 choices": {"guided_choice": [f"{i} and more of it" for i in range(10_000)]},
 }
+# Bodies about as large as a server takes, and with as many values.
+BODIES: dict[str, dict[str, Any]] = {
+    "1,300,000 lists": {"x": [[]] * 1_300_000},
+    "65,000 objects": {"x": [{"a": 1}] * 65_000},
+    "130,000 names": {"x": {f"{i:x}": 1 for i in range(130_000)}},
+    "500,000 numbers": {"x": [1.5] * 500_000},
+    "400,000 ids": {"prompt": [100] * 400_000},
+    "3,000 prompts": {"prompt": ["hello my word " * 70] * 3000},
+    "4 MB of words": {"prompt": "hello my word " * 280_000},
+    "4 MB without a word": {"prompt": "a" * 3_900_000},
+    "4 MB of line ends": {"prompt": "\n" * 1_900_000},
+}
+NASTY |= BODIES
 
 
 async def complete(host: str, port: int, n_tokens: int, **fields: Any) -> int:
@@ -106,12 +119,13 @@ async def throughput(
 
 
 async def press(client: httpx.AsyncClient, load: dict[str, Any], seconds: float) -> None:
-    """Sends one constraint again and again, from two connections, and prints the last status."""
+    """Sends one request again and again, from two connections, and prints the last status."""
     end = time.perf_counter() + seconds
 
     async def one(salt: int) -> int:
         status = 0
-        body = json.dumps({"prompt": f"x{salt}", "max_tokens": 24, **load}).encode()
+        fields = {"prompt": f"x{salt}", "max_tokens": 24, **load}
+        body = json.dumps(fields, separators=(",", ":")).encode()
         while time.perf_counter() < end:
             status = (await client.post("/v1/completions", content=body)).status_code
         return status
@@ -180,7 +194,8 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pid", type=int)
     parser.add_argument("--press", help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each nasty constraint; 0: none")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each nasty request; 0: none")
+    parser.add_argument("--only", nargs="+", choices=NASTY, default=list(NASTY), help="nasty requests, by name")
     arguments = parser.parse_args()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=arguments.url, timeout=600, limits=limits) as client:
@@ -204,7 +219,7 @@ async def main() -> None:
                 print(f"{n:3} streams, {kind}: {sum(means.values()):.1f} us/tok of the processor: {parts}")
         waits = CoreWaits(arguments.pid)
         if arguments.seconds:
-            for name in [NOTHING, *NASTY]:
+            for name in [NOTHING, *arguments.only]:
                 times, outcome = await gaps(client, arguments.url, arguments.seconds, name, waits)
                 shown = []
                 for what, each in (

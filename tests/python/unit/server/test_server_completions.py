@@ -11,7 +11,9 @@ from fake_engine import FakeEngine, Reply, make_info
 from serving import TextParts, events_of, make_model, serving
 
 from qwen3app.abi import EngineRequest
+from qwen3app.errors import RequestError
 from qwen3app.server import offload
+from qwen3app.server.completions import read_prompts
 from qwen3app.server.json_size import check_size
 
 
@@ -269,3 +271,13 @@ async def test_what_would_hold_the_event_loop_is_limited_or_done_beside_it(
         assert (small.json()["error"]["param"], small.json()["error"]["code"]) == ("x[0]", "invalid_unicode")
         assert (large.status_code, large.json()["error"]["code"]) == (400, "invalid_json")
         assert "must come in pairs" in large.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("place", [0, 16_383, 16_384, 39_999])
+def test_a_wrong_id_is_found_wherever_it_stands(text_parts: TextParts, place: int) -> None:
+    ids = [5] * 40_000
+    assert read_prompts(ids, text_parts.tokenizer, 300)[0].ids == ids
+    for wrong in (-1, 300):
+        ids[place] = wrong
+        with pytest.raises(RequestError, match=f"^prompt holds the token id {wrong}; ids are 0 to 299"):
+            read_prompts(ids, text_parts.tokenizer, 300)

@@ -322,6 +322,7 @@ def test_cutting_a_text_does_not_change_its_tokens(words: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "_PIECE_CHARACTERS", 1)
         patch.setattr(tokenizer_module, "_GROUP_CHARACTERS", 3)
+        patch.setattr(tokenizer_module, "_WINDOW", 2)
         for places in (tokenizer_module._SAFE_CUT, tokenizer_module._SAFE_CUT_PLAIN):
             assert "".join(tokenizer_module._cut(text, places)) == text
         plain, raw = tokenizer.encode_plain(text), tokenizer.encode_raw(text)
