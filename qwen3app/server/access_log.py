@@ -50,14 +50,21 @@ class Log:
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": stamp, "level": level, "event": event, **fields}
         try:
-            text = msgspec.json.encode(line).decode()
-        except UnicodeEncodeError:  # a path that is no UTF-8
-            text = json.dumps(line)
-        try:
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(_one_line(line) + "\n")
             sys.stderr.flush()
         except (OSError, ValueError):
             return  # nobody reads stderr any more: serving goes on
+
+
+def _one_line(line: dict[str, Any]) -> str:
+    """JSON in ASCII alone: a terminal that shows the log must not obey what a client wrote."""
+    try:
+        data = msgspec.json.encode(line)
+        if data.isascii():
+            return data.decode()
+    except UnicodeEncodeError:  # a path that is no UTF-8
+        pass
+    return json.dumps(line, separators=(",", ":"))
 
 
 class Record:

@@ -408,6 +408,14 @@ async def test_one_json_line_per_request(text_parts: TextParts, capfd: pytest.Ca
     assert sum(seconds.values()) == pytest.approx(2 * seconds["total"], abs=0.01)
 
 
+def test_a_terminal_that_shows_the_log_obeys_no_client(capfd: pytest.CaptureFixture[str]) -> None:
+    said = "\x9b2J\u202e\x1b[31m\u2028日\udce9"
+    Log("info").write("request", error=said, seconds=0.5)
+    line = capfd.readouterr().err
+    assert line.isascii() and "\x1b" not in line and line.count("\n") == 1 and '"event":"request"' in line
+    assert json.loads(line)["error"] == said
+
+
 async def test_bugs_are_500_without_details(text_parts: TextParts, capfd: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine()
     async with serving(make_model(text_parts, engine)) as server:
