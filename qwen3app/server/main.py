@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
-import resource
 import signal
-import socket
 import sys
 import threading
 import time
@@ -25,15 +22,15 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qwen3app.errors import UsageError
 from qwen3app.hub.names import model_name
+from qwen3app.server.listener import BACKLOG, bind, raise_file_limit, tls_context
 from qwen3app.settings import LOG_LEVELS, ServeSettings, resolve_model_dir
 
 if TYPE_CHECKING:
+    import socket
     import ssl
     from pathlib import Path
 
-    from qwen3app.guards import GuardSettings
     from qwen3app.hub.progress import Lines
     from qwen3app.runtime import LoadedModel
     from qwen3app.server.access_log import Log
@@ -43,10 +40,8 @@ if TYPE_CHECKING:
 FAILED_SECONDS = 10.0
 # After the answers have ended, how long slow readers get for the last bytes.
 _FLUSH_SECONDS = 3
-_BACKLOG = 2048
 # The collector of cycles runs when there are so many objects more than at its last run; a stream has some 150.
 _GC_OBJECTS = 100_000
-_MAX_FILES = 65_536
 # How long a thread keeps Python's lock while others wait for it; 5 ms by default. Beside a thread that writes a large
 # grammar the event loop waits three times that long, once per callback of a turn.
 _SWITCH_SECONDS = 0.001
@@ -85,73 +80,6 @@ def _log_demo(log_level: str, sentence: str) -> None:
     from qwen3app.server.access_log import Log
 
     Log(log_level).write("demo", "warning", message=sentence)
-
-
-def raise_file_limit() -> None:
-    """Takes as many open files as the system lets this process have: each client is one, and the usual 1,024 are fewer
-    than a full queue."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, or one sentence."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError) as error:
-        raise UsageError(
-            f"The host {host!r} of --addr cannot be resolved ({error}); use an address of this machine."
-        ) from None
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise UsageError(_bind_sentence(host, port, error)) from None
-    return listener
-
-
-def _bind_sentence(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"Port {port} on {host} is in use; stop the program that has it, or choose another with --port."
-    if error.errno == errno.EACCES:
-        return f"Port {port} may not be opened by this user; choose one above 1023 with --port."
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine; use 127.0.0.1, 0.0.0.0 or one of its own with --addr."
-    return f"{host}:{port} cannot be listened on: {error.strerror}."
-
-
-def tls_context(guards: GuardSettings) -> ssl.SSLContext | None:
-    """For HTTPS, or None where it is not asked for; one sentence where the files do not serve."""
-    if guards.tls_cert is None or guards.tls_key is None:
-        return None
-    import ssl
-
-    for flag, path in (("--tls-cert", guards.tls_cert), ("--tls-key", guards.tls_key)):
-        try:
-            path.open("rb").close()
-        except OSError as error:
-            raise UsageError(f"The file {path} of {flag} cannot be read: {error.strerror}.") from None
-
-    def no_passphrase() -> str:
-        raise UsageError(f"The key {guards.tls_key} of --tls-key has a passphrase; give one that has none.")
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(guards.tls_cert, guards.tls_key, no_passphrase)
-    except ssl.SSLError as error:
-        raise UsageError(
-            f"{guards.tls_cert} and {guards.tls_key} are no certificate chain and its private key, both as PEM "
-            f"({error.reason or error})."
-        ) from None
-    return context
 
 
 class Loader:
@@ -299,7 +227,7 @@ class Life:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             ssl_context_factory=None if tls is None else lambda _config, _default: tls,
             timeout_graceful_shutdown=_FLUSH_SECONDS,
         )

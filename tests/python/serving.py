@@ -17,7 +17,8 @@ from patience import PATIENCE
 from qwen3app.abi.types import Event, EventKind
 from qwen3app.runtime import ChoiceDelta, Generation, LoadedModel
 from qwen3app.server.access_log import Log
-from qwen3app.server.main import Life, bind, tls_context
+from qwen3app.server.listener import bind, tls_context
+from qwen3app.server.main import Life
 from qwen3app.settings import ServeSettings
 from qwen3app.text.generation_config import SamplingDefaults
 from qwen3app.text.template import ChatTemplate

@@ -22,7 +22,7 @@ from qwen3app.abi import FinishCode
 from qwen3app.errors import UsageError
 from qwen3app.guards import GuardSettings
 from qwen3app.runtime.tenant import TENANT
-from qwen3app.server.main import tls_context
+from qwen3app.server.listener import tls_context
 
 TLS = ROOT / "tests" / "data" / "tls"
 

@@ -22,7 +22,7 @@ from qwen3app.guards import GuardSettings
 from qwen3app.runtime import Runtime
 from qwen3app.server import main
 from qwen3app.server.access_log import RECORD_KEY, AccessLog, HttpObservations, Log, Record
-from qwen3app.server.main import bind
+from qwen3app.server.listener import bind
 from qwen3app.server.metrics import _COUNTERS, _GAUGES, _HISTOGRAMS
 
 _MAX_HEAD_BYTES = GuardSettings().max_head_kb * 1024

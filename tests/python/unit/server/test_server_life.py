@@ -17,7 +17,8 @@ from patience import PATIENCE, wait_until
 
 from qwen3app.errors import AppError, UsageError
 from qwen3app.server.access_log import Log
-from qwen3app.server.main import Life, _bind_sentence, run_server
+from qwen3app.server.listener import bind_sentence
+from qwen3app.server.main import Life, run_server
 from qwen3app.settings import EngineSettings, ServeSettings
 
 
@@ -142,5 +143,5 @@ def test_what_is_loaded_is_closed_if_the_server_cannot_run(
 
 
 def test_sentences_of_sockets() -> None:
-    assert "above 1023" in _bind_sentence("127.0.0.1", 80, PermissionError(13, "Permission denied"))
-    assert "cannot be listened on" in _bind_sentence("h", 1, OSError(5, "Input/output error"))
+    assert "above 1023" in bind_sentence("127.0.0.1", 80, PermissionError(13, "Permission denied"))
+    assert "cannot be listened on" in bind_sentence("h", 1, OSError(5, "Input/output error"))
