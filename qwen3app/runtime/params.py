@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_STOPS = 64
 _MAX_STOP_CHARS = 4096
+_MAX_STOP_CHARS_TOGETHER = 16_384  # their automata take 2 ms of the event loop
+_MAX_SALT_CHARS = 4096
 MAX_STOP_IDS = 4096
 _INT32_MAX = 2**31 - 1
 _UINT64_MASK = 2**64 - 1
@@ -116,6 +118,11 @@ def check_params(params: GenerationParams, n_token_ids: int) -> None:
                 f"stop[{i}] is {len(stop)} characters long; the limit is {_MAX_STOP_CHARS}.", f"stop[{i}]"
             )
         check_surrogates(stop, f"stop[{i}]")
+    n_characters = sum(map(len, params.stop))
+    if n_characters > _MAX_STOP_CHARS_TOGETHER:
+        raise RequestError(
+            f"stop has {n_characters} characters in all; the limit is {_MAX_STOP_CHARS_TOGETHER}.", "stop"
+        )
     if len(params.stop_token_ids) > MAX_STOP_IDS:
         raise RequestError(
             f"stop_token_ids takes at most {MAX_STOP_IDS} ids, got {len(params.stop_token_ids)}.", "stop_token_ids"
@@ -130,6 +137,10 @@ def check_params(params: GenerationParams, n_token_ids: int) -> None:
             raise RequestError(f"logit_bias names token {token}; token ids are 0 to {n_token_ids - 1}.", "logit_bias")
         if not -100.0 <= bias <= 100.0:
             raise RequestError(f"logit_bias of token {token} must be from -100 to 100, got {bias}.", "logit_bias")
+    if len(params.cache_salt) > _MAX_SALT_CHARS:
+        raise RequestError(
+            f"cache_salt is {len(params.cache_salt)} characters long; the limit is {_MAX_SALT_CHARS}.", "cache_salt"
+        )
     check_surrogates(params.cache_salt, "cache_salt")
     if "\0" in params.cache_salt:
         raise RequestError("cache_salt must not contain a NUL character.", "cache_salt")

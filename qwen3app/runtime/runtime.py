@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from typing import cast
 
 from qwen3app.abi.types import Event, EventBatch, EventKind, FinishCode
 from qwen3app.errors import AppError, ContextLengthError, EngineError, GenerationError, RequestError, Status
@@ -35,6 +36,7 @@ from qwen3app.text.output import OutputStream
 _CANCEL_SECONDS = 5.0
 # Answers of one call: each costs memory here before the engine's queue limit can refuse it.
 _MAX_CHOICES = 4096
+_CHOICES_PER_TURN = 32  # that are submitted in one turn of the event loop
 _SAMPLE_BITS = 7  # qwen3_request.n is at most 128
 # Between two tries to continue a sample whose thought was closed, while the engine's queue is full.
 _RETRY_SECONDS = 0.02
@@ -141,6 +143,34 @@ class Runtime:
         param: str = "prompt",
     ) -> Generation:
         """Several prompts as one stream; choice p * n + i is sample i of prompt p. All are admitted, or none."""
+        steps = self._admit(prompts, params, thinking, split_reasoning, param)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast(Generation, end.value)
+
+    async def generate_in_turns(self, prompts: Sequence[Sequence[int]], params: GenerationParams) -> Generation:
+        """generate_batch of any number of prompts: in between, other streams have their turns."""
+        steps = self._admit(prompts, params)
+        try:
+            while True:
+                next(steps)
+                await asyncio.sleep(0)
+        except StopIteration as end:
+            return cast(Generation, end.value)
+        finally:
+            steps.close()
+
+    def _admit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: GenerationParams,
+        thinking: bool = False,
+        split_reasoning: bool = False,
+        param: str = "prompt",
+    ) -> Generator[None, None, Generation]:
+        """In steps of about a millisecond. What it has submitted is cancelled if it is closed between them."""
         params = with_defaults(params, self.model.defaults)
         if params.max_tokens == 0:
             params = replace(params, constraint=None)  # nothing is sampled, so no mask is ever due
@@ -193,23 +223,30 @@ class Runtime:
                 may_think = split_reasoning and tokenizer.think_close_id not in prompt[-_CLOSED_TAIL:]
                 choice.constrained = self._constrained(params.constraint, params, thinking, may_think)
         submitted: list[int] = []
+        self._active.add(generation)
+        self._idle.clear()
+        common = engine_request((), params, self._extra_eos)
+        per_turn = max(_CHOICES_PER_TURN // params.n, 1)
         try:
             for i, prompt in enumerate(prompts):
-                request = self._engine.submit(engine_request(prompt, params, self._extra_eos))
+                if i and i % per_turn == 0:
+                    yield
+                request = self._engine.submit(replace(common, prompt=prompt))
                 submitted.append(request)
                 for choice in generation._choices[i * params.n : (i + 1) * params.n]:
                     choice.request = request
                     self._routes[request << _SAMPLE_BITS | choice.sample] = generation, choice
                     if choice.constrained is not None:
                         self._masks.add(choice.constrained, request, choice.sample)
-        except EngineError as error:
+        except BaseException as error:
             for request in submitted:
                 self._cancel(request, -1)
                 for sample in range(params.n):
                     self._routes.pop(request << _SAMPLE_BITS | sample, None)
+            self._retire(generation)
+            if not isinstance(error, EngineError):
+                raise
             raise self._admission_error(error, prompts, params, limit, param) from None
-        self._active.add(generation)
-        self._idle.clear()
         return generation
 
     def _check_prompt(self, prompt: Sequence[int], params: GenerationParams, limit: int, param: str) -> None:

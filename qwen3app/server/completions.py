@@ -62,7 +62,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> Reply:
         params = replace(params, constraint=await runtime.constraints.compile(constraint))
     vocab = model.info.vocab
     prompts = await off_loop(len(await request.body()), lambda: read_prompts(body.prompt, model.tokenizer, vocab))
-    generation = runtime.generate_batch([prompt.ids for prompt in prompts], params)
+    generation = await runtime.generate_in_turns([prompt.ids for prompt in prompts], params)
     record.generation = generation
     shape = CompletionShape(state.model_name, body, generation, model.tokenizer, prompts)
     if body.stream:

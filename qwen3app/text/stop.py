@@ -12,6 +12,7 @@ Threads: one stream, one thread at a time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from qwen3app.text.errors import TextError
@@ -19,6 +20,21 @@ from qwen3app.text.errors import TextError
 # From this length on str.find looks for whole matches first and the automaton runs over the end only: about 30 times
 # the speed on a long text, while on a token's few characters the automaton alone is quicker.
 _LONG_TEXT = 64
+
+
+@functools.lru_cache(maxsize=256)
+def _fallback(stop: str) -> Sequence[int]:
+    """[i]: length of the longest true prefix of stop that is also a suffix of stop[:i+1]. Kept, since all answers of a
+    request, and a client's next ones, have the same stop strings."""
+    fallback = [0] * len(stop)
+    length = 0
+    for i in range(1, len(stop)):
+        while length and stop[i] != stop[length]:
+            length = fallback[length - 1]
+        if stop[i] == stop[length]:
+            length += 1
+        fallback[i] = length
+    return fallback
 
 
 class _Automaton:
@@ -29,16 +45,7 @@ class _Automaton:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.state = 0
-        # fallback[i]: length of the longest true prefix of stop that is also a suffix of stop[:i+1]
-        fallback = [0] * len(stop)
-        length = 0
-        for i in range(1, len(stop)):
-            while length and stop[i] != stop[length]:
-                length = fallback[length - 1]
-            if stop[i] == stop[length]:
-                length += 1
-            fallback[i] = length
-        self._fallback = fallback
+        self._fallback = _fallback(stop)
 
     def feed(self, text: str) -> int:
         """Index in text just behind the first match, or -1. The state is of no use after a match."""
@@ -81,14 +88,15 @@ class _Automaton:
 class StopMatcher:
     """See the file's head."""
 
-    __slots__ = ("_automata", "_held", "_include_stop", "matched", "rest")
+    __slots__ = ("_automata", "_held", "_include_stop", "_stops", "matched", "rest")
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         """include_stop: the matched stop string itself is shown too."""
         for index, stop in enumerate(stops):
             if not stop:
                 raise TextError(f"stop[{index}] is empty; a stop string needs at least one character.", "stop")
-        self._automata = [_Automaton(stop) for stop in dict.fromkeys(stops)]
+        self._stops = stops
+        self._automata: list[_Automaton] = []  # made with the first text: most answers of a crowd have none yet
         self._include_stop = include_stop
         self._held = ""
         self.matched: str | None = None
@@ -98,6 +106,8 @@ class StopMatcher:
         """The text that can be shown now."""
         if self.matched is not None:
             return ""
+        if not self._automata:
+            self._automata = [_Automaton(stop) for stop in dict.fromkeys(self._stops)]
         first, matched = -1, ""
         hold = 0
         for automaton in self._automata:

@@ -67,6 +67,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "500,000 numbers": {"x": [1.5] * 500_000},
     "400,000 ids": {"prompt": [100] * 400_000},
     "3,000 prompts": {"prompt": ["hello my word " * 70] * 3000},
+    "1,000 prompts, 64 stops": {"prompt": [[1]] * 1000, "stop": [f"{i:02}" + "ab" * 126 for i in range(64)]},
     "4 MB of words": {"prompt": "hello my word " * 280_000},
     "4 MB without a word": {"prompt": "a" * 3_900_000},
     "4 MB of line ends": {"prompt": "\n" * 1_900_000},

@@ -6,7 +6,7 @@ import math
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -122,6 +122,22 @@ def test_samples_logprobs_stops_and_bias(engine: Engine) -> None:
     assert all(len(top) == 3 and top[0][1] >= top[1][1] >= top[2][1] for _, top in tokens)
     stopped, _ = run(engine, EngineRequest([5], max_tokens=9, logit_bias=[(70, 1e9)], stop_ids=[70]))
     assert stopped[-1][8] == FinishCode.STOP and stopped[-1][14] == 1
+
+
+def test_a_bias_is_turned_once_for_all_requests_that_share_it(engine: Engine) -> None:
+    def tokens(bias: Sequence[tuple[int, float]]) -> set[int]:
+        events, _ = run(engine, EngineRequest([5], max_tokens=2, logit_bias=bias))
+        return {event.token for event in events if event.kind == EventKind.TOKEN}
+
+    shared, other = ((70, 1e9),), ((71, 1e9),)
+    assert tokens(shared) == {70}
+    native = engine._last_bias[1]
+    assert tokens(shared) == {70} and engine._last_bias[1] is native
+    assert tokens(other) == {71} and tokens(shared) == {70}
+    changing = [(72, 1e9)]
+    assert tokens(changing) == {72}
+    changing[0] = (73, 1e9)
+    assert tokens(changing) == {73}
 
 
 def test_cancel(engine: Engine) -> None:

@@ -154,6 +154,52 @@ async def test_a_batch_is_taken_as_a_whole_or_not_at_all(start: Start) -> None:
     assert engine.cancelled == [(1, -1), (2, -1)]
 
 
+async def test_other_tasks_have_their_turns_while_many_prompts_are_begun(start: Start, text_parts: TextParts) -> None:
+    engine = FakeEngine(says(text_parts, "a"))
+    runtime = await start(engine)
+    begun: list[int] = []
+
+    async def look() -> None:
+        while True:
+            begun.append(len(engine.requests))
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    generation = await runtime.generate_in_turns([[1]] * 100, GenerationParams(n=2))
+    assert runtime.n_active == 1 and len(engine.requests) == 100
+    looking.cancel()
+    assert {16, 32, 48, 64, 80, 96} <= set(begun)
+    deltas = await read(generation)
+    assert [content_of(deltas, i) for i in range(200)] == ["a"] * 200
+    assert runtime.n_active == 0 and not engine.cancelled
+
+
+@pytest.mark.parametrize("how", ["cancelled", "full", "failed", "closed"])
+async def test_a_batch_that_is_not_begun_to_its_end_leaves_nothing(start: Start, how: str) -> None:
+    engine = FakeEngine()
+    runtime = await start(engine)
+    beginning = asyncio.create_task(runtime.generate_in_turns([[1]] * 200, GenerationParams()))
+    while not engine.requests:
+        await asyncio.sleep(0)
+    n = len(engine.requests)
+    assert 0 < n < 200 and runtime.n_active == 1
+    expected: type[BaseException] = EngineError
+    if how == "cancelled":
+        beginning.cancel()
+        expected = asyncio.CancelledError
+    elif how == "full":
+        engine.max_queue = n
+    elif how == "failed":
+        engine.fail("CUDA error")
+        engine.submit_error = EngineError(Status.DEVICE_ERROR, "CUDA error")
+    else:
+        engine.submit_error = EngineError(Status.CLOSED, "closing")
+    with pytest.raises(expected):
+        await beginning
+    assert engine.cancelled == [(i + 1, -1) for i in range(n)]
+    assert not runtime._routes and runtime.n_active == 0
+
+
 async def test_logprobs_and_prompt_logprobs(start: Start, text_parts: TextParts) -> None:
     engine = FakeEngine(says(text_parts, "a b"))
     params = GenerationParams(logprobs=True, top_logprobs=2, prompt_logprobs=True)

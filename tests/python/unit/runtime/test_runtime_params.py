@@ -45,6 +45,7 @@ def test_b68_the_grid_of_samplings_is_accepted() -> None:
         ({"stop": [""]}, "stop[0]"),
         ({"stop": ["a", "\ud800"]}, "stop[1]"),
         ({"stop": ["a" * 5000]}, "stop[0]"),
+        ({"stop": ["a" * 4096] * 4 + ["b"]}, "stop"),
         ({"stop": ["a"] * 65}, "stop"),
         ({"stop_token_ids": [5, 100]}, "stop_token_ids[1]"),
         ({"logit_bias": {100: 1.0}}, "logit_bias"),
@@ -52,6 +53,7 @@ def test_b68_the_grid_of_samplings_is_accepted() -> None:
         ({"logit_bias": {1: math.nan}}, "logit_bias"),
         ({"cache_salt": "\udc00"}, "cache_salt"),
         ({"cache_salt": "a\0b"}, "cache_salt"),
+        ({"cache_salt": "a" * 4097}, "cache_salt"),
     ],
 )
 def test_what_is_out_of_range_is_named(fields: dict[str, Any], param: str) -> None:
