@@ -86,7 +86,8 @@ def until_ended(engine: Engine, n_samples: int) -> Iterator[Event]:
             if event.kind == EventKind.FINISHED:
                 n_samples -= 1
                 if event.finish_reason == FinishCode.ERROR:
-                    raise EngineError(Status.DEVICE_ERROR, BROKEN_OUTPUT)
+                    sentence = "The engine's device failed." if engine.stats().failed else BROKEN_OUTPUT
+                    raise EngineError(Status.DEVICE_ERROR, sentence)
             yield event
 
 

@@ -309,7 +309,7 @@ class Runtime:
     def _deliver(self, batch: EventBatch) -> None:
         """Puts a batch into the mailboxes and wakes their readers."""
         routes = self._routes
-        failed = False
+        failed: list[Generation] = []
         for event in batch.events:
             key = event.request << _SAMPLE_BITS | event.sample
             route = routes.get(key)
@@ -327,7 +327,8 @@ class Runtime:
                 continue
             else:
                 del routes[key]
-                failed = failed or event.finish_reason == FinishCode.ERROR
+                if event.finish_reason == FinishCode.ERROR:
+                    failed.append(generation)
                 if event.request != choice.request:
                     if generation._post_cut(choice, event):
                         self._ended(generation)
@@ -343,7 +344,10 @@ class Runtime:
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         if failed and self._stats_failed():
-            self._engine_failed("The engine's device failed.")
+            sentence = "The engine's device failed."
+            self._engine_failed(sentence)
+            for generation in failed:  # which have ended: they are not among the running ones
+                generation.error = generation.error or GenerationError(sentence)
 
     # -------------------------------------------------------------------------------------------------- closed thoughts
 
@@ -390,6 +394,7 @@ class Runtime:
             elif error.status == Status.DEVICE_ERROR:
                 self._engine_failed(str(error))
             else:
+                generation.error = generation.error or GenerationError(str(error))
                 self._end(generation, choice, FinishCode.ERROR)
             return
         choice.sample = 0

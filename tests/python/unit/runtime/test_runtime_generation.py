@@ -307,11 +307,22 @@ async def test_error_events_deliver_the_sound_tokens_first(start: Start, text_pa
     engine.failed = True
     engine.finish(1, 0, FinishCode.ERROR)
     deltas: list[str] = []
-    with pytest.raises(GenerationError):
+    with pytest.raises(GenerationError, match=r"^The engine's device failed\.$"):
         async for batch in generation:
             deltas += [delta.content for delta in batch]
     assert deltas == ["so far"]
     assert runtime.failure is not None
+
+
+async def test_a_request_that_fails_alone_has_broken_weights(start: Start) -> None:
+    engine = FakeEngine()
+    runtime = await start(engine)
+    generation, other = runtime.generate([1], GenerationParams()), runtime.generate([1], GenerationParams())
+    engine.finish(1, 0, FinishCode.ERROR)
+    with pytest.raises(GenerationError, match="no finite numbers"):
+        await read(generation)
+    assert runtime.failure is None
+    other.cancel()
 
 
 async def test_submit_failure_is_a_failed_engine(start: Start) -> None:
