@@ -84,12 +84,14 @@ class VerifyReport:
     _known: set[str] = field(default_factory=set)  # names of files of which something has been said
 
     def add(self, sentence: str, names: Iterable[str]) -> None:
-        """Adds what is wrong with some of the model's files, `names`, unless all that it speaks of have a problem
-        already: one fault shows in several checks."""
-        about = {name for name in names if re.search(rf"(?<![\w.-]){re.escape(name)}(?!\.?[\w/-])", sentence)}
-        if not about or not about <= self._known:
+        """Adds what is wrong with one of the model's files, `names`, which is the first that the sentence speaks of,
+        unless it has a problem already: one fault shows in several checks."""
+        found = (re.search(rf"(?<![\w.-])({re.escape(name)})(?!\.?[\w/-])", sentence) for name in names)
+        first = min((match for match in found if match), key=lambda match: match.start(), default=None)
+        if first is None or first[1] not in self._known:
             self.problems.append(sentence)
-            self._known |= about
+        if first is not None:
+            self._known.add(first[1])
 
     @property
     def bytes(self) -> int:
