@@ -8,6 +8,7 @@ front to back; hashing and the search for broken values share the bytes and run 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import sys
@@ -123,6 +124,10 @@ def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None)
     except ModelError as error:
         unreadable.append(str(error))
     names = {*found, *published, *_expected(model_dir)}
+    for name in found:  # first, as it explains what the others find
+        with contextlib.suppress(OSError), (model_dir / name).open("rb") as stream:
+            if problem := pointer_problem(model_dir / name, stream.read(64)):
+                report.add(problem, [name])
     for sentence in check_structure(model_dir):
         report.add(sentence, names)
     started = time.monotonic()
@@ -180,8 +185,6 @@ def _read_file(
             broken = 0
             while length > 0:
                 data = stream.read(min(length, _CHUNK))
-                if file.bytes == 0 and (problem := pointer_problem(path, data)):
-                    report.add(problem, [file.name])
                 if not data:
                     raise OSError(0, "it became shorter while it was read", str(path))
                 hashed = pool.submit(sha256.update, data)

@@ -40,6 +40,10 @@ class HubError(ModelError):
         self.wait = wait  # seconds that the Hub asks for
 
 
+class Offline(HubError):
+    """The Hub is not to be asked."""
+
+
 class UnknownName(HubError):
     """The Hub has no such model, as far as it tells."""
 
@@ -105,7 +109,7 @@ class Hub:
         except (ValueError, OSError) as error:  # of what the environment says of proxies and certificates
             raise HubError(f"No connection can be made ({error}); check {NETWORK_VARIABLES}.") from None
         if constants.HF_HUB_OFFLINE:
-            raise HubError(
+            raise Offline(
                 f"HF_HUB_OFFLINE is set, and {name} is not here in full; unset it to download, or give a directory."
             )
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from qwen3app.errors import EngineError, ModelError
-from qwen3app.hub.client import Hub, HubError, Listing, Patience, RemoteFile, Stopped
+from qwen3app.hub.client import Hub, Listing, Offline, Patience, RemoteFile, Stopped
 from qwen3app.hub.names import HubName, cache_directory, find_cached
 from qwen3app.hub.progress import Progress
 from qwen3app.hub.store import CacheStore, FolderStore, Store
@@ -37,16 +37,17 @@ def pull(name: HubName, progress: Progress, folder: Path | None = None, patience
     """The directory of the model with all that is needed to run it, downloaded as far as it was not there. folder: put
     it there instead of into the Hub's cache. ModelError: one sentence. KeyboardInterrupt: what has come stays."""
     cache = cache_directory()
+    here = find_cached(name, cache) if folder is None else None
     try:
         try:
             hub = Hub(name, patience, progress.say)
-        except HubError:
-            here = find_cached(name, cache) if folder is None else None
+        except Offline:
             if here is None:
                 raise
             progress.say(f"{name} is here: {here} (offline, so not compared with the Hub).")
             return here
-        check_place(folder or cache, "HF_HOME" if folder is None else "--dir")
+        if here is None:  # else there may be nothing to write
+            check_place(folder or cache, "HF_HOME" if folder is None else "--dir")
         commit = (listing := hub.listing()).commit
         store: Store = CacheStore(cache, name, commit) if folder is None else FolderStore(folder, commit)
         try:

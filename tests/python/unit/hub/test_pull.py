@@ -99,6 +99,7 @@ def test_what_is_there_is_not_fetched_again(run: Run, hub: FakeHub, tmp_path: Pa
     assert (tmp_path / "hf" / "hub" / "models--Qwen--tiny" / "refs" / "v1").read_text() == COMMIT
     offline = run("pull", "Qwen/tiny", HF_HUB_OFFLINE="1")
     assert directory_of(offline) == directory and "offline" in offline.stderr
+    assert "No connection can be made" in refusal(run("pull", "Qwen/tiny", HTTP_PROXY="foo://x"))  # which is no wish
 
 
 @pytest.mark.parametrize(
