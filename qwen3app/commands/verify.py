@@ -13,7 +13,7 @@ import hashlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from qwen3app.sizes import format_bytes
 from qwen3app.text.files import pointer_problem
 from qwen3app.weights_index import INDEX, weight_files
 
+_BEGINNING = 64  # bytes, enough to know a git-lfs pointer by
 _CHUNK = 1 << 21  # a multiple of every element size; fits the cache of one core, so the second reader finds it there
 
 # Per dtype: byte of an element that holds the exponent's upper bits, the values of that byte which make an infinity or
@@ -82,12 +83,13 @@ class VerifyReport:
     files: list[FileReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of reading; the structure is checked before
-    _known: set[str] = field(default_factory=set)  # names of files of which something has been said
+    names: frozenset[str] = frozenset()  # of files that the model has or should have
+    _known: set[str] = field(default_factory=set)  # those of which something has been said
 
-    def add(self, sentence: str, names: Iterable[str]) -> None:
-        """Adds what is wrong with one of the model's files, `names`, which is the first that the sentence speaks of,
-        unless it has a problem already: one fault shows in several checks."""
-        found = (re.search(rf"(?<![\w.-])({re.escape(name)})(?!\.?[\w/-])", sentence) for name in names)
+    def add(self, sentence: str) -> None:
+        """Adds what is wrong with a file, which is the first that the sentence names, unless that file has a problem
+        already: one fault shows in several checks."""
+        found = (re.search(rf"(?<![\w.-])({re.escape(name)})(?!\.?[\w/-])", sentence) for name in self.names)
         first = min((match for match in found if match), key=lambda match: match.start(), default=None)
         if first is None or first[1] not in self._known:
             self.problems.append(sentence)
@@ -116,55 +118,74 @@ def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None)
     """Runs all checks. on_bytes: told how many bytes have been read so far."""
     report = VerifyReport(model_dir)
     found = model_files(model_dir)
-    published: dict[str, list[PublishedHash]] = {}
-    unreadable: list[str] = []
-    try:
-        for name, published_hash in published_hashes(model_dir):
-            published.setdefault(name, []).append(published_hash)
-    except ModelError as error:
-        unreadable.append(str(error))
-    names = {*found, *published, *_expected(model_dir)}
-    for name in found:  # first, as it explains what the others find
-        with contextlib.suppress(OSError), (model_dir / name).open("rb") as stream:
-            if problem := pointer_problem(model_dir / name, stream.read(64)):
-                report.add(problem, [name])
+    published, unreadable = _published(model_dir)
+    report.names = frozenset({*found, *published, *_expected(model_dir)})
+    _find_pointers(report, found)  # first, as that explains what the others find
     for sentence in check_structure(model_dir):
-        report.add(sentence, names)
+        report.add(sentence)
     started = time.monotonic()
-    tensors: dict[str, list[TensorEntry]] = {}
-    try:
-        for path in weight_files(model_dir):
-            try:
-                tensors[path.relative_to(model_dir).as_posix()] = read_tensors(path)
-            except ModelError as error:
-                report.add(str(error), names)
-    except ModelError as error:
-        report.add(str(error), names)
+    tensors = _read_headers(report)
     report.problems += unreadable
     for name in sorted(set(published) - set(found)):
-        report.add(f"{model_dir / name} is missing, but {published[name][0].source} gives its hash.", [name])
+        report.add(f"{model_dir / name} is missing, but {published[name][0].source} gives its hash.")
     with ThreadPoolExecutor(max_workers=1) as pool:
         for name in found:
             file = FileReport(name, tensors=len(tensors.get(name, ())))
             try:
                 git = _read_file(model_dir / name, file, tensors.get(name, []), report, pool, on_bytes)
             except OSError as error:
-                report.add(f"{model_dir / name} cannot be read: {error.strerror}.", [name])
+                report.add(f"{model_dir / name} cannot be read: {error.strerror}.")
                 continue
             report.files.append(file)
-            for expected in published.get(name, ()):
-                actual = file.sha256 if expected.kind == "sha256" else git
-                if actual == expected.hex:
-                    file.compared_to.append(expected.source)
-                else:
-                    kind = "SHA-256" if expected.kind == "sha256" else "git hash"
-                    report.add(
-                        f"{model_dir / name} has the {kind} {actual}, "
-                        f"but {expected.source} says {expected.hex}: download the file again.",
-                        [name],
-                    )
+            _compare(report, file, git, published.get(name, []))
     report.seconds = time.monotonic() - started
     return report
+
+
+def _published(model_dir: Path) -> tuple[dict[str, list[PublishedHash]], list[str]]:
+    """The hashes that the directory brings along, by file, and what is wrong with their own files."""
+    published: dict[str, list[PublishedHash]] = {}
+    try:
+        for name, published_hash in published_hashes(model_dir):
+            published.setdefault(name, []).append(published_hash)
+    except ModelError as error:
+        return published, [str(error)]
+    return published, []
+
+
+def _find_pointers(report: VerifyReport, names: list[str]) -> None:
+    for name in names:
+        path = report.directory / name
+        with contextlib.suppress(OSError), path.open("rb") as stream:  # which will be said when it is read
+            if problem := pointer_problem(path, stream.read(_BEGINNING)):
+                report.add(problem)
+
+
+def _read_headers(report: VerifyReport) -> dict[str, list[TensorEntry]]:
+    """The tensors of each file of weights."""
+    tensors: dict[str, list[TensorEntry]] = {}
+    try:
+        for path in weight_files(report.directory):
+            try:
+                tensors[path.relative_to(report.directory).as_posix()] = read_tensors(path)
+            except ModelError as error:
+                report.add(str(error))
+    except ModelError as error:
+        report.add(str(error))
+    return tensors
+
+
+def _compare(report: VerifyReport, file: FileReport, git: str, published: list[PublishedHash]) -> None:
+    for expected in published:
+        actual = file.sha256 if expected.kind == "sha256" else git
+        if actual == expected.hex:
+            file.compared_to.append(expected.source)
+        else:
+            kind = "SHA-256" if expected.kind == "sha256" else "git hash"
+            report.add(
+                f"{report.directory / file.name} has the {kind} {actual}, "
+                f"but {expected.source} says {expected.hex}: download the file again."
+            )
 
 
 def _read_file(

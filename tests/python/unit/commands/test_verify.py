@@ -173,16 +173,16 @@ def test_a_fault_that_several_checks_find_is_one_problem(model_dir: Path, monkey
 
 
 def test_the_name_of_one_file_in_that_of_another(model_dir: Path) -> None:
-    report = VerifyReport(model_dir)
     names = ["config.json", "tokenizer_config.json", "model.safetensors", "model.safetensors.index.json"]
+    report = VerifyReport(model_dir, names=frozenset(names))
     for name in reversed(names):
-        report.add(f"{model_dir / name} is broken.", names)
-        report.add(f"{model_dir / name}: broken, as has been said of {name}.", names)
-    report.add("Something else is wrong.", names)
-    report.add("Something else is wrong.", names)
-    other = VerifyReport(model_dir)
-    other.add("config.json says 5 layers, but model.safetensors has 4.", names)
-    other.add("model.safetensors has the SHA-256 0.", names)  # which may be why
+        report.add(f"{model_dir / name} is broken.")
+        report.add(f"{model_dir / name}: broken, as has been said of {name}.")
+    report.add("Something else is wrong.")
+    report.add("Something else is wrong.")
+    other = VerifyReport(model_dir, names=frozenset(names))
+    other.add("config.json says 5 layers, but model.safetensors has 4.")
+    other.add("model.safetensors has the SHA-256 0.")  # which may be why
     assert len(other.problems) == 2
     assert report.problems[:4] == [f"{model_dir / name} is broken." for name in reversed(names)]
     assert report.problems[4:] == ["Something else is wrong."] * 2
