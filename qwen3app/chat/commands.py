@@ -214,10 +214,9 @@ class Commands:
     def cmd_retry(self, argument: str) -> Outcome:
         """/retry: ask the last question again; the new answer replaces the one before."""
         question = self._session.last_question
-        if self._session.messages:
-            question = self._session.undo(to_replace=True)
         if question is None:
             raise ChatError("There is no question to ask again.")
+        self._session.take_back()
         return question
 
     def cmd_edit(self, argument: str) -> Outcome:
@@ -231,7 +230,7 @@ class Commands:
         if not text.strip():
             raise ChatError("The text is empty; nothing is sent.")
         if argument:
-            self._session.undo(to_replace=True)
+            self._session.take_back()
         self._renderer.plain("> " + text.replace("\n", "\n. "))
         return text
 

@@ -33,7 +33,9 @@ class ChatSession:
         self.messages: list[dict[str, Any]] = []
         self.stats = TurnStats()  # of the last answer
         self.context_tokens: int | None = 0  # what the conversation takes; None: not known before the next answer
-        self.last_question: str | None = None
+        self._asked: str | None = None  # last, whatever became of it
+        self._unanswered = False  # it is not in the conversation: no word of an answer came
+        self._unanswered_replaces = False  # it should have replaced the last turn
         self.tools: list[dict[str, Any]] | None = None  # what the model may call, as OpenAI has it
         self.run_call: RunCall | None = None  # runs a call and returns its result; needed with tools
         self._stopping = False
@@ -64,6 +66,7 @@ class ChatSession:
         self.messages = messages
         self.file, self._in_file = None, []
         self._replaced = []
+        self._unanswered = False
         self.stats = TurnStats()
         self._count()
 
@@ -81,12 +84,27 @@ class ChatSession:
         last = next((i for i in reversed(range(len(self.messages))) if self.messages[i]["role"] == "user"), None)
         if last is None:
             return None
+        self._unanswered = False
         question: str = self.messages[last]["content"]
         self._replaced = self.messages[last:] if to_replace else []
         del self.messages[last:]
         self.stats = TurnStats()
         self._count()
         return question
+
+    @property
+    def last_question(self) -> str | None:
+        """The one that /retry and /edit mean: what was asked last and got no answer, else the conversation's last."""
+        if self._unanswered:
+            return self._asked
+        questions = (message["content"] for message in reversed(self.messages) if message["role"] == "user")
+        return next(questions, self._asked)
+
+    def take_back(self) -> None:
+        """Makes room for the last question to be asked again, in its own words or others: its turn comes back if no
+        answer comes."""
+        if not self._unanswered or self._unanswered_replaces:
+            self.undo(to_replace=True)
 
     @property
     def last_reply(self) -> dict[str, Any] | None:
@@ -110,7 +128,7 @@ class ChatSession:
         AppError or TextError, each one sentence.
         """
         self._stopping = False
-        self.last_question = text
+        self._asked, self._unanswered = text, False
         turn: list[dict[str, Any]] = [{"role": "user", "content": text}]
         self.stats = TurnStats()
         try:
@@ -168,6 +186,7 @@ class ChatSession:
         replaced, self._replaced = self._replaced, []
         if len(turn) == 1:
             self.messages += replaced
+            self._unanswered, self._unanswered_replaces = True, bool(replaced)
             self._count()
             return
         answered = {message.get("tool_call_id") for message in turn}

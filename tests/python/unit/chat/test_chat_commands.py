@@ -19,6 +19,7 @@ from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.session import ChatSession
 from qwen3app.chat.tools import Consent, Tools
+from qwen3app.text.errors import TextError
 
 ALL = ["copy", "edit", "exit", "help", "history", "load", "quit", "reset", "retry", "save", "set", "show"]
 ALL += ["think", "thought", "tools", "undo"]
@@ -197,6 +198,37 @@ async def test_undo_and_retry(commands: Commands, session: ChatSession, screen: 
     assert session.n_turns == 1 and f"Taken back: {'two ' * 14}t...\n" in screen.getvalue()
     assert commands.run("/retry") == "one" and session.messages == []
     assert commands.run("/retry") == "two " * 30  # the question that was asked last had no answer
+
+
+async def test_the_question_that_is_meant(
+    commands: Commands, session: ChatSession, runtime: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(commands_module, "edit_text", lambda text, environ: begun.append(text) or f"{text}!")
+
+    async def fail(question: Any) -> None:
+        with pytest.raises(TextError):
+            await ask(session, question)
+
+    await ask(session, "one")
+    await fail("two broken")
+    assert commands.run("/retry") == "two broken" and session.n_turns == 1  # and not the one before it, which stays
+    await fail("two broken")
+    assert commands.run("/edit last") == "two broken!" and session.n_turns == 1 and begun == ["two broken"]
+    await ask(session, "two")
+    assert commands.run("/edit last") == "two!" and session.n_turns == 1
+    await fail("2 broken")  # in place of it, which comes back
+    assert session.n_turns == 2
+    assert commands.run("/retry") == "2 broken" and session.n_turns == 1
+    await ask(session, "2")
+    assert [message["content"] for message in session.messages[::2]] == ["one", "2"]
+    commands.run("/undo")
+    assert commands.run("/edit last") == "one!" and session.n_turns == 0  # of what is left
+    path = tmp_path / "chat.json"
+    path.write_text('[{"role": "user", "content": "loaded"}, {"role": "assistant", "content": "b"}]')
+    session.reset()
+    commands.run(f"/load {path}")
+    assert commands.run("/edit last") == "loaded!" and session.n_turns == 0
 
 
 async def test_a_saved_chat(commands: Commands, session: ChatSession, screen: io.StringIO, tmp_path: Path) -> None:
