@@ -19,6 +19,7 @@ from qwen3app.abi import EngineRequest, Event, EventBatch
 from qwen3app.runtime import ChoiceDelta, Generation, GenerationParams
 from qwen3app.runtime.observations import Observations
 from qwen3app.server.completions import CompletionChunks, CompletionReply, CompletionShape, Prompt
+from qwen3app.server.replies import to_json
 from qwen3app.server.requests import CompletionBody, StreamOptions
 from qwen3app.text.output import OutputStream
 
@@ -148,7 +149,7 @@ def test_completion_stream_equals_plain(
     reply = CompletionReply(shape(whole))
     for deltas in whole_reads:
         reply.take(deltas)
-    plain = json.loads(json.dumps(reply.finish()))
+    plain = json.loads(to_json(reply.finish()))
     for places in (splits, list(range(1000))):
         generation, reads = run(text_parts, ids, places, params)
         encoder = CompletionChunks(shape(generation))

@@ -22,6 +22,7 @@ from qwen3app.runtime import GenerationParams
 from qwen3app.runtime.generation import Generation
 from qwen3app.runtime.observations import Observations
 from qwen3app.server.chat_completions import ChatChunks, ChatReply, chat_params, with_tools
+from qwen3app.server.replies import to_json
 from qwen3app.server.reply_types import ChatCompletion, ChatCompletionChunk
 from qwen3app.server.requests import ChatBody, StreamOptions
 from qwen3app.server.tools import tool_request
@@ -111,7 +112,7 @@ class Case:
         reply = ChatReply(generation, self.tokenizer, FIELDS)
         deliver(generation, self.events.events, self.events.logprobs)
         reply.take(generation._collect())
-        result = reply.finish("m", self.body)
+        result = msgspec.json.decode(to_json(reply.finish("m", self.body)))
         msgspec.convert(result, ChatCompletion)
         return result
 
