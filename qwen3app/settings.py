@@ -304,8 +304,9 @@ def resolve_model_dir(
             f"qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}"
         )
         return DEMO_MODEL
+    fetched = "which is downloaded" if progress is not None else "which `qwen3-8b pull` has fetched"
     raise UsageError(
-        f"No model: give --model DIR, a name like --model Qwen/Qwen3-8B, which is downloaded, or --model "
+        f"No model: give --model DIR, a name like --model Qwen/Qwen3-8B, {fetched}, or --model "
         f"{DEMO_MODEL.name}, the toy inside this program; or set QWEN3_MODEL, or put one into {DEFAULT_MODEL} "
         f"(`qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}`)."
     )
@@ -331,6 +332,8 @@ def _existing(text: str, source: str, progress: Callable[[], Progress] | None) -
     if name is not None and (named or find_cached(name, cache_directory()) is not None):
         return _of_hub(name, progress)
     hint = "" if name is None else f", or get a model with `qwen3-8b pull OWNER/NAME --dir {text}`"
+    if what == "does not exist" and text.lower().startswith("qwen3-"):
+        hint = f", or name a model of the Hub with its owner: Qwen/{text}"
     raise UsageError(f"The model directory {path} ({source}) {what}; check the path{hint}.")
 
 

@@ -284,6 +284,8 @@ class Life:
         if self.state.draining:
             runtime.drain()
         self._log.write("ready", model=self.state.model_name, seconds=round(process_seconds(), 3), page=self._page)
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\nOpen {self._page} in a browser to chat; programs use {self._page}v1\n\n")
 
     async def _watch_progress(self) -> None:
         from qwen3app.server.state import Progress

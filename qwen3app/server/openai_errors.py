@@ -152,10 +152,16 @@ def _decode_error(error: msgspec.MsgspecError) -> ErrorReply:
     return _reply(400, f"The body is not valid JSON: {text}.", None, "invalid_json")
 
 
+_NO_ROUTE = (
+    "There is no such route; GET /openapi.json lists those that there are. Of OpenAI's API this server has "
+    "/v1/chat/completions, /v1/completions and /v1/models."
+)
+
+
 def _routing_error(status: int, error: BaseException) -> ErrorReply:
     headers = dict(getattr(error, "headers", None) or {})
     if status == 404:
-        return _reply(404, "There is no such route; GET /openapi.json lists those that there are.", None, None)
+        return _reply(404, _NO_ROUTE, None, None)
     if status == 405:
         allowed = headers.get("Allow") or headers.get("allow")
         hint = f"; use {allowed}" if allowed else ""

@@ -7,7 +7,10 @@
  * closing statistics go to standard error. With two prompts or more the last is cancelled after a few tokens, to show
  * how.
  *
- * Build it against an installed library:  gcc -std=c11 stream.c $(pkg-config --cflags --libs qwen3) -o stream
+ * Build it against dist/ or an installed library:
+ *   gcc -std=c11 stream.c $(pkg-config --cflags --libs qwen3) -o stream
+ * (PKG_CONFIG_PATH=dist for the first). Where the loader does not look for libraries, tell it:
+ *   LD_LIBRARY_PATH=dist ./stream MODEL_DIR PROMPT...       or link with -Wl,-rpath,'$ORIGIN' and ship the .so beside it
  */
 #include <errno.h>
 #include <inttypes.h>

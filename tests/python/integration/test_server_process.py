@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import pty
 import random
+import re
 import resource
 import signal
 import socket
@@ -285,3 +288,33 @@ def test_ipv6_and_api_key(start_server: StartServer, tiny_model_dir: Path) -> No
     assert [model["id"] for model in models["data"]] == ["my/model"]
     assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 200
     assert server.stop() == 0
+
+
+def test_a_terminal_gets_the_page_s_address_as_a_plain_line(tiny_model_dir: Path) -> None:
+    master, slave = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "qwen3app",
+        "serve",
+        "--model",
+        str(tiny_model_dir),
+        "--port",
+        "0",
+        "--kv-gb",
+        "0.05",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stderr=slave) as server, os.fdopen(master, "rb", 0) as terminal:
+        os.close(slave)
+        shown = b""
+        while b"/v1\r\n" not in shown:
+            shown += terminal.read(4096)
+        line = next(line for line in shown.decode().splitlines() if line.startswith("Open "))
+        page = re.fullmatch(r"Open (http://127\.0\.0\.1:\d+/) in a browser to chat; programs use \1v1", line)
+        assert page, line
+        assert httpx.get(page[1], timeout=PATIENCE).status_code == 200
+        server.terminate()
+        with contextlib.suppress(OSError):  # a terminal whose other end is closed
+            while terminal.read(4096):
+                pass
+        assert server.wait(PATIENCE) == 0

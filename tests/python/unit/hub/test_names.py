@@ -153,10 +153,15 @@ def test_paths_and_offline_never_lead_to_the_network(run: Run, hub: FakeHub, tmp
     for path in ("./Qwen/tiny", "/no/where", "../Qwen/tiny", "nowhere", "a/b/c"):
         done = run("chat", "--model", path, "--once", "x")
         assert done.returncode == 2 and done.stderr.endswith("does not exist; check the path.\n"), done.stderr
+    done = run("chat", "--model", "Qwen3-8B", "--once", "x")
+    assert done.stderr.endswith("check the path, or name a model of the Hub with its owner: Qwen/Qwen3-8B.\n"), (
+        done.stderr
+    )
     offline = run("chat", "--model", "Qwen/tiny", "--once", "x", HF_HUB_OFFLINE="1")
     assert offline.returncode == 1 and "HF_HUB_OFFLINE is set, and Qwen/tiny is not here in full" in offline.stderr
     none = run("info")
     assert none.returncode == 2 and "`qwen3-8b pull Qwen/Qwen3-8B --dir models/qwen3-8b`" in none.stderr
+    assert "which `qwen3-8b pull` has fetched" in none.stderr and "downloaded" not in none.stderr
     demo = run("chat", "--once", "What is 57 + 38?")
     assert demo.returncode == 0 and "57 + 38 = 95." in demo.stdout
     assert "so qwen3-demo answers" in demo.stderr and demo.stderr.count("\n") == 1, "thoughts are not shown"

@@ -97,6 +97,10 @@ async def test_unknown_routes_and_methods(text_parts: TextParts) -> None:
         for path in ("/nope", "/v1/chat", "/V1/models", "/v1/completions/x"):
             response = await server.client.get(path)
             assert response.status_code == 404 and error_of(response)["code"] == "not_found"
+        for path in ("/v1/responses", "/v1/embeddings"):
+            response = await server.client.post(path, json={"model": "fake", "input": "hi"})
+            assert response.status_code == 404
+            assert "this server has /v1/chat/completions" in error_of(response)["message"]
         response = await server.client.delete("/v1/models")
         assert response.status_code == 405 and error_of(response)["code"] == "method_not_allowed"
         assert (await server.client.get("/v1/chat/completions")).status_code == 405
