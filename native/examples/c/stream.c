@@ -10,7 +10,8 @@
  * Build it against dist/ or an installed library:
  *   gcc -std=c11 stream.c $(pkg-config --cflags --libs qwen3) -o stream
  * (PKG_CONFIG_PATH=dist for the first). Where the loader does not look for libraries, tell it:
- *   LD_LIBRARY_PATH=dist ./stream MODEL_DIR PROMPT...       or link with -Wl,-rpath,'$ORIGIN' and ship the .so beside it
+ *   LD_LIBRARY_PATH=dist ./stream MODEL_DIR PROMPT...
+ * or link with -Wl,-rpath,'$ORIGIN' and ship the library beside the program.
  */
 #include <errno.h>
 #include <inttypes.h>
