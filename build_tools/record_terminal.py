@@ -53,7 +53,7 @@ def record(program: Sequence[str]) -> tuple[str, str]:
                 screen.enter(typed)
                 if "time is it" in typed:
                     screen.wait("Run it?")
-                    screen.keys("y")
+                    screen.keys("y", "Enter")
                 screen.wait(expected)
                 if not typed.startswith("/"):
                     n_answers += 1

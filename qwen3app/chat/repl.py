@@ -23,7 +23,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import History
+from prompt_toolkit.history import DummyHistory, History
 from prompt_toolkit.input import Input
 from prompt_toolkit.input.typeahead import clear_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -41,12 +41,7 @@ from qwen3app.text.errors import TextError
 
 _BLOCK = '"""'
 _PATH_TO_COMPLETE = re.compile(r"(?:^/(?:save|load|tools)\s+|(?<!\S)@)(\S*)$")
-_CONSENTS: dict[tuple[str, ...], Consent] = {
-    ("y", "Y"): "yes",
-    ("n", "N"): "no",
-    ("a", "A"): "always",
-    ("c-c", "c-d", "escape"): "stop",
-}
+_CONSENTS: dict[str, Consent] = {"y": "yes", "yes": "yes", "n": "no", "no": "no", "a": "always", "always": "always"}
 _STOP_SECONDS = 1.0  # how long a stopped answer may take to end before it is left; a step of a small CPU can be longer
 
 
@@ -179,27 +174,28 @@ class Repl:
         return status_line(self._session, get_app().output.get_size().columns)
 
     async def _consent(self, call: Call) -> Consent:
-        """Asks whether this call may run. Keys that were typed before the question are no answer to it."""
+        """Asks whether this call may run, until a whole line is an answer: a stray key or word approves nothing. What
+        was typed before the question, and behind a line that was no answer, is no answer to it."""
         bindings = KeyBindings()
-        for keys, consent in _CONSENTS.items():
-            for key in keys:
-                bindings.add(key, eager=True)(lambda event, consent=consent: event.app.exit(result=consent))
-        bindings.add("<any>")(lambda event: None)
-        bindings.add("enter", eager=True)(lambda event: None)
-        prompt: PromptSession[Consent] = PromptSession(
+        for key in ("c-c", "c-d"):
+            bindings.add(key)(lambda event: event.app.exit(result="no"))
+        prompt: PromptSession[str] = PromptSession(
             "Run it? [y]es, [n]o, [a]lways this function: ",
             key_bindings=bindings,
+            history=DummyHistory(),
             enable_suspend=True,
             input=self._input,
             output=self._output,
         )
-        clear_typeahead(self._prompt.app.input)  # keys that were read with the question
-        _forget_typed_keys()
-        # The interrupt handler of the answer stays: prompt_toolkit would remove it.
-        with self._terminal.paused():
-            consent = await prompt.prompt_async(handle_sigint=False)
-        self._renderer.notice({"yes": "Yes.", "no": "No.", "always": "Always.", "stop": "Stopped."}[consent])
-        return consent
+        while True:
+            clear_typeahead(self._prompt.app.input)  # keys that were read with the question
+            _forget_typed_keys()
+            # The interrupt handler of the answer stays: prompt_toolkit would remove it.
+            with self._terminal.paused():
+                typed = await prompt.prompt_async(handle_sigint=False)
+            if consent := _CONSENTS.get(typed.strip().lower()):
+                return consent
+            self._renderer.notice("Only y, n or a and Enter is an answer; nothing runs before it.")
 
     async def _answer(self, question: str) -> None:
         self._renderer.begin()

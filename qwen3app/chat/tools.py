@@ -23,7 +23,7 @@ from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.session import STOPPED_CALL, ChatSession
 
-Consent = Literal["yes", "no", "always", "stop"]
+Consent = Literal["yes", "no", "always"]
 Ask = Callable[[Call], Awaitable[Consent]]
 
 _STOP_SECONDS = 1.0  # what an interrupted call has to end by itself
@@ -208,9 +208,6 @@ class Tools:
             return self._refused("The arguments are no JSON.")
         if call.name not in self._always:
             consent = await self._ask(call)
-            if consent == "stop":
-                self._session.stop()
-                return self._shown(STOPPED_CALL)
             if consent == "no":
                 return self._refused("The user did not allow this call.")
             if consent == "always":

@@ -240,20 +240,27 @@ def test_tools(open_screen: OpenScreen, tmp_path: Path) -> None:
         screen.wait("The model may ask for: add, wait. You are asked before each call.")
         screen.enter("add them")
         screen.wait("add(a=2, b=3)", "Run it? [y]es, [n]o, [a]lways this function:")
-        screen.keys("x", "Enter", "n")  # only an answer is one
+        screen.keys("-l", "why?")  # only an answer is one
+        screen.keys("Enter")
+        screen.wait("Only y, n or a and Enter is an answer")
+        screen.wait("Run it?", count=2)
+        screen.keys("Enter")
+        screen.wait("Run it?", count=3)
+        screen.keys("n", "Enter")
         screen.wait("did not allow this call", "Said no.")
         screen.enter("again")
-        screen.wait("Run it?", count=2)
-        screen.keys("y")
+        screen.wait("Run it?", count=4)
+        screen.keys("Y", "Enter")
         screen.wait("→ 5", "It is 5.")
         screen.enter("and again")
-        screen.wait("Run it?", count=3)
-        screen.keys("a")
+        screen.wait("Run it?", count=5)
+        screen.keys("-l", "always")
+        screen.keys("Enter")
         screen.wait("Twice more.")
         screen.wait("→ 5", count=3)
         screen.enter("wait")
-        screen.wait("Run it?", count=4)
-        screen.keys("y")
+        screen.wait("Run it?", count=6)
+        screen.keys("y", "Enter")
         wait_until(started.exists)
         screen.keys("C-c")
         screen.wait("The user stopped this call.")
@@ -262,6 +269,24 @@ def test_tools(open_screen: OpenScreen, tmp_path: Path) -> None:
         leave(screen)
         results = [m["content"] for request in server.requests for m in request["messages"] if m["role"] == "tool"]
         assert "5" in results and len(server.requests) == 8 and "tools" in server.requests[0]
+
+
+def test_what_was_typed_before_the_question_does_not_answer_it(open_screen: OpenScreen, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(TOOLS)
+    says_and_calls = [words("Let me add.")[0], *call("add", '{"a": 2, "b": 3}')]
+    with scripted(says_and_calls, words("Said no.")) as server:
+        server.gate.clear()
+        screen = open_screen(server)
+        screen.enter(f"/tools {tmp_path}/my.py")
+        screen.enter("add them")
+        screen.wait("Let me add.")
+        screen.keys("y", "Enter")
+        screen.text()  # the terminal has had the keys
+        server.gate.set()
+        screen.wait("Run it?")
+        screen.keys("n", "Enter")
+        screen.wait("did not allow this call", "Said no.")
+        leave(screen)
 
 
 def test_ctrl_c_stops_an_answer_of_a_server(open_screen: OpenScreen) -> None:
@@ -317,7 +342,7 @@ def test_ctrl_z_at_a_call(open_screen: OpenScreen, tmp_path: Path) -> None:
         screen.keys("-l", "fg")
         screen.keys("Enter")
         screen.wait("Run it?")
-        screen.keys("y")
+        screen.keys("y", "Enter")
         screen.wait("→ 5", "It is 5.")
         screen.wait_prompt()
 

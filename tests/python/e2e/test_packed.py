@@ -76,7 +76,7 @@ def test_chat_talks_to_a_server_and_runs_tools_by_the_users_python(packed: Path,
             screen.enter(f"/tools {tmp_path}/my.py")
             screen.enter("Double 21")
             screen.wait("twice(n=21)", "Run it?")
-            screen.keys("y")
+            screen.keys("y", "Enter")
             screen.wait("→ 42", "Second")
         finally:
             screen.close()

@@ -81,7 +81,7 @@ def test_a_conversation_with_thoughts_and_a_tool(packed: Path, tmp_path: Path) -
         screen.wait("The model may ask for: get_time, read_file, roll_dice.")
         screen.enter("Roll 3 dice with 6 sides.")
         screen.wait("roll_dice(count=3, sides=6)", "Run it?")
-        screen.keys("y")
+        screen.keys("y", "Enter")
         screen.wait("The dice show ")
         text = screen.wait("first after", count=4)
         (rolled,) = re.findall(r'→ \{"sum": (\d+)\}', text)

@@ -210,53 +210,75 @@ async def test_keys_do_not_show_during_an_answer(monkeypatch: pytest.MonkeyPatch
         os.close(slave)
 
 
+ASKS_AGAIN = "Only y, n or a and Enter is an answer; nothing runs before it."
+
+
+@pytest.fixture
+def wants_a_call(runtime: Any, tmp_path: Path) -> Path:
+    """A file whose function the model asks for once."""
+    path = tmp_path / "t.py"
+    path.write_text("def f():\n '''F.'''\n return 5\n")
+    runtime.script = [("", "", ToolCall("f", "{}", ""))]
+
+    def next_round(generation: object) -> None:
+        runtime.script = [("", "Done.")]
+
+    runtime.on_generate = next_round
+    return path
+
+
 @pytest.mark.parametrize(
-    ("keys", "result"),
-    [("xy", "5"), (f"{ENTER}n", "did not allow"), (CTRL_C, "The user stopped this call."), ("a", "5")],
+    ("lines", "result"),
+    [
+        ([f"y{ENTER}"], "5"),
+        ([f" YES {ENTER}"], "5"),
+        ([f"a{ENTER}"], "5"),
+        ([f"Always{ENTER}"], "5"),
+        ([f"n{ENTER}"], "did not allow"),
+        ([f"No{ENTER}"], "did not allow"),
+        ([CTRL_C], "did not allow"),
+        ([CTRL_D], "did not allow"),
+        ([f"y{CTRL_C}"], "did not allow"),
+        ([f"y{CTRL_D}"], "did not allow"),
+        ([f"why?{ENTER}", f"n{ENTER}"], "did not allow"),
+        ([f"/retry{ENTER}", f"{ENTER}", f"yy{ENTER}", f"y{ENTER}"], "5"),
+        ([f"\x1b[200~y\ny\x1b[201~{ENTER}", CTRL_C], "did not allow"),
+        # What stands behind a line that was no answer belongs to it: a pasted text, of which a line is "y".
+        ([f"what{ENTER}y{ENTER}", f"n{ENTER}"], "did not allow"),
+    ],
 )
-async def test_a_call_waits_for_a_key(
-    terminal: Terminal, session: ChatSession, runtime: Any, tmp_path: Path, screen: io.StringIO, keys: str, result: str
+async def test_a_call_waits_for_a_line(
+    terminal: Terminal, session: ChatSession, wants_a_call: Path, screen: io.StringIO, lines: list[str], result: str
 ) -> None:
-    path = tmp_path / "t.py"
-    path.write_text("def f():\n '''F.'''\n return 5\n")
-    runtime.script = [("", "", ToolCall("f", "{}", ""))]
-
-    def next_round(generation: object) -> None:
-        runtime.script = [("", "Done.")]
-
-    runtime.on_generate = next_round
-    terminal.keys.send_text(f"/tools {path}{ENTER}Do it{ENTER}")
+    terminal.keys.send_text(f"/tools {wants_a_call}{ENTER}Do it{ENTER}")
     running = asyncio.ensure_future(terminal.repl.run())
     await until(lambda: "f()\n" in screen.getvalue())
-    terminal.keys.send_text(keys)
+    for number, line in enumerate(lines):
+        while screen.getvalue().count(ASKS_AGAIN) < number:
+            await asyncio.sleep(0.01)
+        assert "→" not in screen.getvalue()
+        terminal.keys.send_text(line)
     await until(lambda: "tok" in screen.getvalue())
     terminal.keys.send_text(CTRL_D)
     await asyncio.wait_for(running, PATIENCE)
-    assert result in session.messages[2]["content"]
-    assert ("stopped]" in screen.getvalue()) == (keys == CTRL_C)
+    assert result in session.messages[2]["content"] and session.messages[-1]["content"] == "Done."
+    assert screen.getvalue().count(ASKS_AGAIN) == len(lines) - 1
 
 
+@pytest.mark.parametrize("early", ["y", f"y{ENTER}"])
 async def test_keys_typed_before_the_question_do_not_answer_it(
-    terminal: Terminal, session: ChatSession, runtime: Any, tmp_path: Path, screen: io.StringIO
+    terminal: Terminal, session: ChatSession, wants_a_call: Path, screen: io.StringIO, early: str
 ) -> None:
-    path = tmp_path / "t.py"
-    path.write_text("def f():\n '''F.'''\n return 5\n")
-    runtime.script = [("", "", ToolCall("f", "{}", ""))]
-
-    def next_round(generation: object) -> None:
-        runtime.script = [("", "Done.")]
-
-    runtime.on_generate = next_round
     running = asyncio.ensure_future(terminal.repl.run())
-    terminal.keys.send_text(f"/tools {path}{ENTER}")
+    terminal.keys.send_text(f"/tools {wants_a_call}{ENTER}")
     await until(lambda: session.tools)
-    terminal.keys.send_text(f"Do it{ENTER}y")  # one read of the terminal gives all of it
+    terminal.keys.send_text(f"Do it{ENTER}{early}")  # one read of the terminal gives all of it
     await until(lambda: "f()\n" in screen.getvalue())
-    terminal.keys.send_text("n")
+    terminal.keys.send_text(f"n{ENTER}")
     await until(lambda: "tok" in screen.getvalue())
     terminal.keys.send_text(CTRL_D)
     await asyncio.wait_for(running, PATIENCE)
-    assert "did not allow" in session.messages[2]["content"]
+    assert "did not allow" in session.messages[2]["content"] and ASKS_AGAIN not in screen.getvalue()
 
 
 async def test_a_file_goes_along(terminal: Terminal, session: ChatSession, tmp_path: Path, screen: io.StringIO) -> None:

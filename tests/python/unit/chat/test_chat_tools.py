@@ -390,17 +390,3 @@ async def test_a_model_that_goes_round_in_circles_is_stopped(
             async for _ in pieces:
                 pass
     assert len(session.messages) == 1 + 2 * MAX_ROUNDS and session.messages[-1]["role"] == "tool"
-
-
-async def test_stopping_at_the_question_ends_the_turn(
-    session: ChatSession, runtime: Any, tools: Tools, file: Path, consents: Consents
-) -> None:
-    await tools.load(file)
-    consents.answers = ["stop"]
-    runtime.script = [wants("text"), wants("later")]
-    async with aclosing(session.ask("Do it")) as pieces:
-        async for _ in pieces:
-            pass
-    assert session.stats.finish == "abort" and len(runtime.generations) == 1
-    assert [message["role"] for message in session.messages] == ["user", "assistant", "tool", "tool"]
-    assert all("stopped" in message["content"] for message in session.messages[2:])
