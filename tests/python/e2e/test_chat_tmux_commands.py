@@ -247,7 +247,7 @@ def test_tools(open_screen: OpenScreen, tmp_path: Path) -> None:
         screen.keys("Enter")
         screen.wait("Run it?", count=3)
         screen.keys("n", "Enter")
-        screen.wait("did not allow this call", "Said no.")
+        screen.wait("permission denied by the user", "Said no.")
         screen.enter("again")
         screen.wait("Run it?", count=4)
         screen.keys("Y", "Enter")

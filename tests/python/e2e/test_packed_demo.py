@@ -78,7 +78,7 @@ def test_a_conversation_with_thoughts_and_a_tool(packed: Path, tmp_path: Path) -
         screen.enter("/think off")
         screen.wait("Thinking is off.")
         screen.enter(f"/tools {ROOT}/docs/example_tools.py")
-        screen.wait("The model may ask for: get_time, read_file, roll_dice.")
+        screen.wait("The model may ask for: calculator, convert_units, get_time, roll_dice.")
         screen.enter("Roll 3 dice with 6 sides.")
         screen.wait("roll_dice(count=3, sides=6)", "Run it?")
         screen.keys("y", "Enter")

@@ -223,7 +223,7 @@ async def test_a_wrong_call_is_an_error_for_the_model(
 async def test_nothing_runs_without_consent(tools: Tools, file: Path, consents: Consents, session: ChatSession) -> None:
     await tools.load(file)
     consents.answers = ["no", "always"]
-    assert json.loads(await run(tools, "text")) == {"error": "The user did not allow this call."}
+    assert json.loads(await run(tools, "text")) == {"error": "permission denied by the user"}
     assert await run(tools, "text") == "plain" and await run(tools, "text") == "plain"
     assert len(consents.asked) == 2
     await run(tools, "later")
