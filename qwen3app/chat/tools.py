@@ -1,7 +1,8 @@
 """The functions of a Python file, offered to the model: /tools FILE.py.
 
 Owns the process that runs them (tool_host.py), and the rule that nothing runs before the user has said yes to this
-call, or `always` to this function. Refuses to know how functions become schemas. The process has a session of its own,
+call, or `always` to this function; one that does not fit its schema goes back to the model unasked. Refuses to know how
+functions become schemas. The process has a session of its own,
 so that Ctrl-C reaches it through stop() alone, and ends with the chat. Event loop's thread.
 """
 
@@ -22,6 +23,7 @@ from qwen3app.chat.backend import Call
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.render import Renderer
 from qwen3app.chat.session import STOPPED_CALL, ChatSession
+from qwen3app.chat.tool_host import Wrong, check
 
 Consent = Literal["yes", "no", "always"]
 Ask = Callable[[Call], Awaitable[Consent]]
@@ -198,14 +200,18 @@ class Tools:
                 process.stop()
 
     async def run(self, call: Call) -> str:
-        """The call's result, whatever becomes of it; a call that does not exist is not asked about."""
-        known = {tool["function"]["name"] for tool in self._session.tools or ()}
+        """The call's result, whatever becomes of it; one that cannot be run is not asked about."""
+        known = {tool["function"]["name"]: tool["function"] for tool in self._session.tools or ()}
         if call.name not in known:
             return self._refused(f"There is no function {call.name}; there are {', '.join(sorted(known))}.")
         try:
             arguments = json.loads(call.arguments or "{}")
         except (ValueError, RecursionError):
             return self._refused("The arguments are no JSON.")
+        try:
+            check(arguments, known[call.name]["parameters"])
+        except Wrong as error:
+            return self._refused(f"{error}.")
         if call.name not in self._always:
             consent = await self._ask(call)
             if consent == "no":

@@ -212,12 +212,14 @@ async def test_calls_and_their_results(tools: Tools, file: Path, screen: io.Stri
         ("weather", '{"city": "a", "days": 1.5}', "the argument days must fit"),
     ],
 )
-async def test_a_wrong_call_is_an_error_for_the_model(
-    tools: Tools, file: Path, name: str, arguments: str, sentence: str
+async def test_a_wrong_call_is_an_error_for_the_model_and_nobody_is_asked(
+    tools: Tools, file: Path, consents: Consents, screen: io.StringIO, name: str, arguments: str, sentence: str
 ) -> None:
     await tools.load(file)
-    found = json.loads(await tools.run(Call("c", name, arguments)))
+    result = await tools.run(Call("c", name, arguments))
+    found = json.loads(result)
     assert list(found) == ["error"] and sentence in found["error"]
+    assert consents.asked == [] and screen.getvalue() == f"→ {result}\n"
 
 
 async def test_nothing_runs_without_consent(tools: Tools, file: Path, consents: Consents, session: ChatSession) -> None:
