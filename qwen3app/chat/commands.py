@@ -70,19 +70,20 @@ class Commands:
                 hint = f"did you mean /set {name}?"
             raise ChatError(f"Unknown command /{name}; {hint} (Begin with // to send a text that starts with a slash.)")
         argument = argument.strip()
-        if argument and " " not in _usage(method):
+        if argument and not _takes_words(method):
             raise ChatError(f"/{name} takes nothing; leave out {_short(argument)!r}.")
         return method(argument)
 
     def complete(self, text: str) -> Iterator[tuple[str, str, int]]:
-        """What Tab offers for the text before the cursor: (word, meaning, characters of the text that it replaces)."""
+        """What Tab offers for the text before the cursor: (word, meaning, characters of the text that it replaces). A
+        space ends a word that another can follow, so that typing goes on."""
         if not self.is_command(text) or "\n" in text:
             return
         *before, word = text.split(" ")
         if not before:
             for name, method in self._methods.items():
                 if name.startswith(word[1:]):
-                    yield f"/{name}", _summary(method), len(word)
+                    yield f"/{name}{' ' if _takes_words(method) else ''}", _summary(method), len(word)
             return
         for offered, meaning in self._arguments(before[0][1:], [part for part in before[1:] if part]):
             if offered.startswith(word):
@@ -97,7 +98,8 @@ class Commands:
                 ("hide", "hide thoughts"),
             ]
         if command == "set" and not given:
-            return [(setting.name, setting.help) for setting in SETTINGS] + list(_SWITCHES.items())
+            names = [(setting.name, setting.help) for setting in SETTINGS] + list(_SWITCHES.items())
+            return [(f"{name} ", meaning) for name, meaning in names]
         if command == "set" and len(given) == 1:
             meaning = _SWITCHES.get(given[0])
             return [("on", meaning), ("off", f"no {meaning}")] if meaning else [("default", "the model's own value")]
@@ -314,6 +316,10 @@ def _path(argument: str, command: str) -> Path:
 def _usage(method: Callable[[str], Outcome]) -> str:
     """How a command is written, by the words that stand for what it takes."""
     return (method.__doc__ or "").strip().partition(": ")[0]
+
+
+def _takes_words(method: Callable[[str], Outcome]) -> bool:
+    return " " in _usage(method)
 
 
 def _summary(method: Callable[[str], Outcome]) -> str:

@@ -55,7 +55,7 @@ class _CommandCompleter(Completer):
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         text = document.text_before_cursor
         for word, meaning, length in self._commands.complete(text):
-            yield Completion(word, start_position=-length, display_meta=meaning)
+            yield Completion(word, start_position=-length, display=word.rstrip(), display_meta=meaning)
         if match := _PATH_TO_COMPLETE.search(text):
             yield from self._paths.get_completions(Document(match.group(1)), complete_event)
 

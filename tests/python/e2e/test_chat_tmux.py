@@ -105,7 +105,7 @@ def test_completion_thoughts_and_mistakes(screen: Screen) -> None:
     screen.type("/thi")
     screen.keys("Tab")
     screen.wait("> /think")
-    screen.type(" off")
+    screen.type("off")  # behind the space that has come with the command
     screen.keys("Enter")
     screen.wait("Thinking is off.")
     screen.type("/nope")

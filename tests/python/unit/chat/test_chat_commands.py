@@ -134,15 +134,19 @@ def test_help_is_broken_between_words(session: ChatSession, columns: int) -> Non
         assert "/undo                    take back the last question and its answer." in lines
 
 
+TAKES_NOTHING = {"exit", "help", "history", "quit", "reset", "retry", "show", "thought", "undo"}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("/", [f"/{name}" for name in ALL]),
-        ("/s", ["/save", "/set", "/show"]),
+        ("/", [f"/{name}" + " " * (name not in TAKES_NOTHING) for name in ALL]),
+        ("/s", ["/save ", "/set ", "/show"]),
+        ("/to", ["/tools "]),
         ("/think ", ["on", "off", "show", "hide"]),
         ("/think o", ["on", "off"]),
         ("/think on ", []),
-        ("/set t", ["temp", "top_p", "top_k", "think"]),
+        ("/set t", ["temp ", "top_p ", "top_k ", "think "]),
         ("/set verbose ", ["on", "off"]),
         ("/copy ", ["code"]),
         ("/edit ", ["last"]),
