@@ -25,6 +25,11 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_MODEL = Path("models/qwen3-8b")
 DEMO_MODEL = Path(__file__).resolve().parent / "qwen3-demo"  # comes with the program; its card says what it is
+_PULL = f"qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}"
+DEMO_NOTE = (
+    f"{DEMO_MODEL.name} is a toy inside this program: it knows little beyond such questions, and is often wrong. "
+    f"For a real model: {_PULL}"
+)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 _GIB = 1 << 30
@@ -299,16 +304,13 @@ def resolve_model_dir(
     if DEFAULT_MODEL.is_dir():
         return DEFAULT_MODEL
     if on_demo is not None and DEMO_MODEL.is_dir():
-        on_demo(
-            f"no model is here, so {DEMO_MODEL.name} answers, a toy inside this program. For a real one: "
-            f"qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}"
-        )
+        on_demo(f"no model is here, so {DEMO_MODEL.name} answers, a toy inside this program. For a real one: {_PULL}")
         return DEMO_MODEL
     fetched = "which is downloaded" if progress is not None else "which `qwen3-8b pull` has fetched"
     raise UsageError(
         f"No model: give --model DIR, a name like --model Qwen/Qwen3-8B, {fetched}, or --model "
         f"{DEMO_MODEL.name}, the toy inside this program; or set QWEN3_MODEL, or put one into {DEFAULT_MODEL} "
-        f"(`qwen3-8b pull Qwen/Qwen3-8B --dir {DEFAULT_MODEL}`)."
+        f"(`{_PULL}`)."
     )
 
 

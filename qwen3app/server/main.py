@@ -263,6 +263,7 @@ class Life:
     async def _begin(self, model: LoadedModel) -> None:
         """Begins to serve the model that has been loaded."""
         from qwen3app.runtime import Runtime
+        from qwen3app.server.greeting import load_greeting
         from qwen3app.server.ledger import ledger, process_seconds, start_seconds, table
         from qwen3app.server.state import Serving
 
@@ -274,6 +275,9 @@ class Life:
             sys.stderr.write(table(model, seconds))
         if model.template.notice:
             self._log.write("template", "warning", message=model.template.notice)
+        self.state.greeting = load_greeting(model.directory)
+        if self.state.greeting.problem:
+            self._log.write("suggestions", "warning", message=self.state.greeting.problem)
         # What lives until the end need not be looked at by every full collection: 65,000 objects, 75 ms in which no
         # stream gets a token (0.01 ms after this).
         gc.freeze()

@@ -227,7 +227,8 @@ class StatusDefaults(Shape):
 
 
 class ServerStatus(Shape):
-    """kv_usage: share of the KV cache in use, 0 to 1; kv_tokens: what all of it holds."""
+    """kv_usage: share of the KV cache in use, 0 to 1; kv_tokens: what all of it holds; suggestions: questions that the
+    model brings for the page, null where it brings none; note: a sentence about the model, null where there is none."""
 
     model: str
     version: str
@@ -241,3 +242,5 @@ class ServerStatus(Shape):
     generated_tokens: int
     thinking: bool
     defaults: StatusDefaults
+    suggestions: list[str] | None
+    note: str | None

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from qwen3app.runtime import LoadedModel, Runtime
 from qwen3app.server.access_log import HttpObservations
+from qwen3app.server.greeting import Greeting
 from qwen3app.server.openai_errors import ApiError
 from qwen3app.server.sse import Heartbeat
 from qwen3app.settings import ServeSettings
@@ -42,6 +43,7 @@ class ServerState:
     created: int = 0
     progress: Progress = field(default_factory=lambda: Progress("start", 0, 0))
     serving: Serving | None = None
+    greeting: Greeting = field(default_factory=Greeting)  # of the model, once it is ready
     failure: str | None = None  # loading or the engine failed
     draining: bool = False
 

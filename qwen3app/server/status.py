@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @get("/status")
 async def status(request: Request[Any, Any, Any]) -> Reply:
-    """Slots, queue, KV cache, and what answers are sampled with unless a request says otherwise."""
+    """Slots, queue, KV cache, what answers are sampled with unless a request says otherwise, the page's greeting."""
     return JsonReply(to_json(describe_status(request.app.state.server)))
 
 
@@ -45,4 +45,6 @@ def describe_status(state: ServerState) -> dict[str, Any]:
             "top_k": defaults.top_k,
             "min_p": defaults.min_p,
         },
+        "suggestions": state.greeting.suggestions,
+        "note": state.greeting.note,
     }

@@ -300,6 +300,7 @@ class Page {
   onStatus(status) {
     this.status = status;
     this.settings.showDefaults(status.defaults);
+    this.transcript.greet(status);
     this.showAround();
   }
 }

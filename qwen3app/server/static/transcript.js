@@ -22,6 +22,7 @@ export class Transcript {
     this.list = document.getElementById("messages");
     this.toEnd = document.getElementById("to-end");
     this.views = [];
+    this.welcome = null; // of the model, once the server has told it: {model, note, suggestions}
     this.pending = false;
     this.drawnAt = 0;
     this.cost = 0;
@@ -86,14 +87,26 @@ export class Transcript {
     if (calls.length) this.list.append(resultForm(calls, this.actions.results));
   }
 
+  /** Tells what the model is called and what suits it. Drawn anew only where it has changed: a button may have the focus. */
+  greet({ model, note, suggestions }) {
+    const welcome = { model, note: note ?? "", suggestions: suggestions ?? EXAMPLES };
+    if (JSON.stringify(welcome) === JSON.stringify(this.welcome)) return;
+    this.welcome = welcome;
+    this.list.querySelector(".greeting")?.replaceWith(this.greeting());
+  }
+
+  // Without suggestions until the model is known: those of another one would lead astray.
   greeting() {
+    const { model = "", note = "", suggestions = [] } = this.welcome ?? {};
     const example = (text) => el("button", { type: "button", class: "example", on: { click: () => this.actions.example(text) } }, text);
     return el(
       "div",
       { class: "greeting" },
       el("img", { src: "/static/icon.svg", alt: "", width: "52", height: "52" }),
       el("p", { class: "greeting-title" }, "What can I help with?"),
-      el("div", { class: "examples" }, ...EXAMPLES.map(example)),
+      model ? el("p", { class: "greeting-model", dir: "auto" }, model) : null,
+      note ? el("p", { class: "greeting-note" }, note) : null,
+      el("div", { class: "examples" }, ...suggestions.map(example)),
     );
   }
 

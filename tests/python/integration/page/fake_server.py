@@ -32,6 +32,8 @@ STATUS = {
     "generated_tokens": 120_000,
     "thinking": True,
     "defaults": {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": None},
+    "suggestions": None,
+    "note": None,
 }
 
 

@@ -23,6 +23,27 @@ def test_the_gauge(fake: FakeServer, open_page: Any) -> None:
     assert sentence == "256 of 256 slots in use, 12 waiting, KV cache 97% full."
 
 
+def test_the_greeting_suits_the_model(fake: FakeServer, open_page: Any) -> None:
+    page = open_page(fake.url)
+    page.wait_for_selector(".example >> text=haiku")
+    assert page.locator(".example").count() == 3 and page.locator(".greeting-note").count() == 0, "the page's own"
+    assert page.inner_text(".greeting-model") == "Qwen3-8B"
+    fake.status |= {"model": "toy", "suggestions": ["What is <b>1</b> + 1?", "Hello"], "note": "It is a toy."}
+    page.wait_for_selector(".greeting-note >> text=It is a toy.")
+    assert page.inner_text(".greeting-model") == "toy"
+    assert page.locator(".example").all_inner_texts() == ["What is <b>1</b> + 1?", "Hello"]
+    page.focus(".example >> nth=1")
+    fake.status |= {"running": 4}
+    page.wait_for_selector("#gauge >> text=4/256")
+    assert page.evaluate("document.activeElement.textContent") == "Hello", "what has not changed is not drawn anew"
+    page.click(".example >> nth=0")
+    wait_for_end(page)
+    assert fake.requests[-1]["messages"] == [{"role": "user", "content": "What is <b>1</b> + 1?"}]
+    assert page.locator(".greeting").count() == 0
+    page.click("#new")
+    assert page.locator(".example").all_inner_texts() == ["What is <b>1</b> + 1?", "Hello"]
+
+
 def test_a_notice_passes_unless_it_is_read(fake: FakeServer, open_page: Any) -> None:
     page = open_page(fake.url)
     page.click("#export")

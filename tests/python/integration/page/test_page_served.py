@@ -3,13 +3,17 @@ scripted server of the other tests speaks."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from patience import PATIENCE
 from person import answers, ask, converse, until, wait_for_end
 from served import RealServer, StartServer
+
+from qwen3app.settings import DEMO_NOTE
 
 
 def test_a_conversation_with_the_model_in_the_box(demo_server: RealServer, open_page: Any) -> None:
@@ -26,6 +30,34 @@ def test_a_conversation_with_the_model_in_the_box(demo_server: RealServer, open_
     assert answers(page) == ["57 + 38 = 95."]
     converse(page, "Tell me the capital of <b>France</b>")
     assert page.locator(".error-card").count() == 0 and page.locator(".user b").count() == 0
+
+
+SUGGESTED = {
+    "What is 57 + 38?": r"57 \+ 38 = 95\.",
+    'How many r\'s are in "strawberry"?': r"(?s)(.*\n)?There are 3 in \"strawberry\"\.",
+    "What is the capital of Japan?": r"The capital of Japan is Tokyo\.",
+    "Tell me a story about a fox.": r"Once upon a time there was a \w+ fox named \w+\. .{200,}\.",
+}
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_the_model_in_the_box_says_that_it_is_a_toy_and_does_what_it_suggests(
+    demo_server: RealServer, open_page: Any, thinking: bool
+) -> None:
+    page = open_page(f"{demo_server.url}/")
+    page.wait_for_selector(".example")
+    assert page.inner_text(".greeting-model") == "qwen3-demo" and page.inner_text(".greeting-note") == DEMO_NOTE
+    assert page.locator(".example").all_inner_texts() == list(SUGGESTED)
+    if not thinking:
+        page.click("#think")
+    for text, answer in SUGGESTED.items():
+        page.click("#new")
+        page.click(f".example >> nth={list(SUGGESTED).index(text)}")
+        page.wait_for_selector(".user")
+        wait_for_end(page)
+        (said,) = answers(page)
+        assert re.fullmatch(answer, said), said
+        assert (page.locator(".thought").count() > 0) == thinking
 
 
 def test_settings_reach_the_model_in_the_box(demo_server: RealServer, open_page: Any) -> None:
