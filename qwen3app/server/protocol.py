@@ -134,6 +134,7 @@ def make_protocol(guards: GuardSettings, note_refusal: NoteRefusal) -> type[asyn
             self._drop_deadline()
             if self._end is not None:
                 self._end.cancel()
+            self._closing_in_steps.close = self.transport.close  # else all of this would be a cycle
             self.pipeline.clear()
             if self._answered is not None and not self._answered.response_complete:
                 self._answered.disconnected = True  # uvicorn tells only the request that came last

@@ -4,10 +4,12 @@ server answers each whole request once and in order, refuses the rest, and is id
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import random
 import re
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -324,3 +326,24 @@ async def test_who_does_not_leave_after_a_refusal_is_left(
 
             await until(is_left)
             writer.close()
+
+
+@pytest.mark.parametrize("data", [GET, LAST, sized(STREAM), SENT_ON[0][0] + b"x" * 20_000, SENT_ON[3][0]])
+async def test_a_connection_that_has_ended_is_no_cycle(
+    text_parts: TextParts, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    """The collector of cycles comes too seldom for them."""
+    monkeypatch.setattr(protocol, "_LINGER_SECONDS", PATIENCE)
+    async with serving(make_model(text_parts, engine_of(text_parts)), guards=PATIENT) as server:
+        connections = server.life._server.server_state.connections
+        gc.disable()
+        try:
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            await until(lambda: connections)
+            (connection,) = map(weakref.ref, connections)
+            writer.write(data)
+            await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE)
+            writer.close()
+            await until(lambda: connection() is None)
+        finally:
+            gc.enable()
