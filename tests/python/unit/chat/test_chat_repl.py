@@ -234,17 +234,17 @@ def wants_a_call(runtime: Any, tmp_path: Path) -> Path:
         ([f" YES {ENTER}"], "5"),
         ([f"a{ENTER}"], "5"),
         ([f"Always{ENTER}"], "5"),
-        ([f"n{ENTER}"], "did not allow"),
-        ([f"No{ENTER}"], "did not allow"),
-        ([CTRL_C], "did not allow"),
-        ([CTRL_D], "did not allow"),
-        ([f"y{CTRL_C}"], "did not allow"),
-        ([f"y{CTRL_D}"], "did not allow"),
-        ([f"why?{ENTER}", f"n{ENTER}"], "did not allow"),
+        ([f"n{ENTER}"], "permission denied"),
+        ([f"No{ENTER}"], "permission denied"),
+        ([CTRL_C], "permission denied"),
+        ([CTRL_D], "permission denied"),
+        ([f"y{CTRL_C}"], "permission denied"),
+        ([f"y{CTRL_D}"], "permission denied"),
+        ([f"why?{ENTER}", f"n{ENTER}"], "permission denied"),
         ([f"/retry{ENTER}", f"{ENTER}", f"yy{ENTER}", f"y{ENTER}"], "5"),
-        ([f"\x1b[200~y\ny\x1b[201~{ENTER}", CTRL_C], "did not allow"),
+        ([f"\x1b[200~y\ny\x1b[201~{ENTER}", CTRL_C], "permission denied"),
         # What stands behind a line that was no answer belongs to it: a pasted text, of which a line is "y".
-        ([f"what{ENTER}y{ENTER}", f"n{ENTER}"], "did not allow"),
+        ([f"what{ENTER}y{ENTER}", f"n{ENTER}"], "permission denied"),
     ],
 )
 async def test_a_call_waits_for_a_line(
@@ -278,7 +278,7 @@ async def test_keys_typed_before_the_question_do_not_answer_it(
     await until(lambda: "tok" in screen.getvalue())
     terminal.keys.send_text(CTRL_D)
     await asyncio.wait_for(running, PATIENCE)
-    assert "did not allow" in session.messages[2]["content"] and ASKS_AGAIN not in screen.getvalue()
+    assert "permission denied" in session.messages[2]["content"] and ASKS_AGAIN not in screen.getvalue()
 
 
 async def test_a_file_goes_along(terminal: Terminal, session: ChatSession, tmp_path: Path, screen: io.StringIO) -> None:
