@@ -48,10 +48,10 @@ class TurnStats:
     """One answer in numbers. Seconds are wall time since the question was asked, without the time tools took. An answer
     with tool calls takes several rounds of the model; `add` puts them together."""
 
+    has_usage: bool = True  # False: not told, as by a server whose answer was stopped; then no number of tokens counts
     prompt_tokens: int = 0  # of the last round, which holds those before it
-    cached_tokens: int = 0
+    cached_tokens: int | None = 0  # None: not told
     tokens: int = 0
-    thought_tokens: int = 0
     seconds: float = 0.0
     first_seconds: float | None = None  # None: no token came
     decode_seconds: float | None = None  # first token to last event by the engine's clock; None: it has not ended
@@ -65,23 +65,25 @@ class TurnStats:
     @property
     def tokens_per_second(self) -> float | None:
         """Speed after each round's first token, whose time is the prompt's; None where there is nothing to measure."""
-        if self.first_seconds is None or self.tokens <= self.rounds:
+        if self.first_seconds is None or not self.has_usage or self.tokens <= self.rounds:
             return None
         seconds = self.decode_seconds or self.seconds - self.first_seconds
         return (self.tokens - self.rounds) / seconds if seconds > 0 else None
 
     @property
-    def context_tokens(self) -> int:
-        """What the conversation takes of the context now."""
+    def context_tokens(self) -> int | None:
+        """What the conversation takes of the context now; None: not told."""
+        if not self.has_usage:
+            return None
         return self.prompt_tokens + (self.tokens if self.last_tokens is None else self.last_tokens)
 
     def add(self, later: TurnStats) -> None:
         """Makes these the numbers of this and the next round."""
         self.rounds += 1
+        self.has_usage = self.has_usage and later.has_usage
         self.prompt_tokens, self.cached_tokens = later.prompt_tokens, later.cached_tokens
         self.tokens += later.tokens
         self.last_tokens = later.tokens
-        self.thought_tokens += later.thought_tokens
         self.seconds += later.seconds
         if self.first_seconds is None:
             self.first_seconds = later.first_seconds

@@ -125,7 +125,6 @@ class LocalBackend:
                 stats.decode_seconds = self._generation.timings.decode
                 stats.tokens = usage.completion_tokens
                 stats.cached_tokens = usage.cached_tokens
-                stats.thought_tokens = usage.reasoning_tokens
             self._generation = None
             stats.context_full = stats.finish == "length" and max_tokens == room
 

@@ -76,6 +76,7 @@ async def ask_once(
     """Streams the answer to stdout and ends it with a newline."""
     terminal = Renderer(Console(file=stdout, highlight=False)) if stdout.isatty() else None
     last = ""
+    has_thought = False
     async with aclosing(session.ask(question)) as pieces:
         async for piece in pieces:
             assert isinstance(piece, Piece)  # without tools there are no calls
@@ -88,7 +89,8 @@ async def ask_once(
             elif show_thinking:
                 stderr.write(sanitize(piece.text))
                 stderr.flush()
-        if show_thinking and session.stats.thought_tokens:
+                has_thought = True
+        if has_thought:
             stderr.write("\n")
     if terminal is not None:
         terminal.end_part()

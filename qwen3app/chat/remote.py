@@ -106,6 +106,7 @@ class RemoteBackend:
     ) -> AsyncGenerator[_Delta, None]:
         started = time.monotonic()
         stats.more_context = "a larger --max-ctx of the server"
+        stats.has_usage = False  # until the server tells, at its answer's end
         body = self._body(messages, tools, settings, think)
         # A task of its own reads, so that stop() ends it wherever it waits.
         said: asyncio.Queue[_Delta | None] = asyncio.Queue()
@@ -130,9 +131,9 @@ class RemoteBackend:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await pump
             stats.seconds = (last or time.monotonic()) - started
-            stats.context_full = (
-                stats.finish == "length" and self.max_context is not None and stats.context_tokens >= self.max_context
-            )
+            taken, limit = stats.context_tokens, self.max_context
+            is_taken = taken is not None and limit is not None and taken >= limit
+            stats.context_full = stats.finish == "length" and is_taken
 
     async def _read(self, body: dict[str, Any], said: asyncio.Queue[_Delta | None], stats: TurnStats) -> None:
         calls: dict[int, dict[str, str]] = {}
@@ -225,10 +226,10 @@ def _take(event: dict[str, Any], calls: dict[int, dict[str, str]], said: Any, st
         said_of_it = error.get("message") if isinstance(error, dict) else None
         raise ChatError(f"The server failed: {sanitize_line(str(said_of_it or error))}")
     if isinstance(usage := event.get("usage"), dict):
-        stats.prompt_tokens = _count(usage, "prompt_tokens")
-        stats.tokens = _count(usage, "completion_tokens")
+        stats.prompt_tokens = _count(usage, "prompt_tokens") or 0
+        stats.has_usage = stats.prompt_tokens > 0
+        stats.tokens = _count(usage, "completion_tokens") or 0
         stats.cached_tokens = _count(usage.get("prompt_tokens_details"), "cached_tokens")
-        stats.thought_tokens = _count(usage.get("completion_tokens_details"), "reasoning_tokens")
     timings = event.get("timings")
     if isinstance(timings, dict) and _is_number(timings.get("predicted_ms")):
         stats.decode_seconds = timings["predicted_ms"] / 1000
@@ -305,9 +306,9 @@ def _json(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _count(values: Any, name: str) -> int:
+def _count(values: Any, name: str) -> int | None:
     value = values.get(name) if isinstance(values, dict) else None
-    return value if isinstance(value, int) and _is_number(value) else 0
+    return value if isinstance(value, int) and 0 <= value < _MOST_NUMBER else None
 
 
 def _is_number(value: Any) -> bool:

@@ -38,13 +38,17 @@ def format_seconds(seconds: float) -> str:
 
 
 def stats_line(stats: TurnStats) -> str:
-    """Tokens, seconds, tokens per second, time to first token, cached tokens, and why it ended if not by itself."""
-    parts = [f"{stats.tokens} token{'' if stats.tokens == 1 else 's'}", format_seconds(stats.seconds)]
+    """Tokens, seconds, tokens per second, time to first token, cached tokens, and why it ended if not by itself; of all
+    that what is known."""
+    parts = [f"{stats.tokens} token{'' if stats.tokens == 1 else 's'}"] if stats.has_usage else []
+    parts.append(format_seconds(stats.seconds))
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tok/s")
     if stats.first_seconds is not None:
         parts.append(f"first after {format_seconds(stats.first_seconds)}")
-    parts.append(f"cached {stats.cached_tokens} of {stats.prompt_tokens}")
+    if stats.has_usage:
+        cached = "prompt" if stats.cached_tokens is None else f"cached {stats.cached_tokens} of"
+        parts.append(f"{cached} {stats.prompt_tokens}")
     if stats.finish == "abort":
         parts.append("stopped")
     return "[" + " · ".join(parts) + "]"
@@ -59,7 +63,8 @@ def cut_sentence(stats: TurnStats, how: str, *, in_conversation: bool = True) ->
     if stats.context_full:
         reset = "/reset begins a new conversation, " if in_conversation else ""
         return f"The context is full and the answer is cut: {reset}{stats.more_context} makes room."
-    return f"The answer is cut after {stats.tokens} tokens: raise max_tokens for longer ones ({how})."
+    place = f"after {stats.tokens} tokens" if stats.has_usage else "at max_tokens"
+    return f"The answer is cut {place}: raise max_tokens for longer ones ({how})."
 
 
 def _arguments(text: str) -> str:

@@ -195,4 +195,4 @@ class ChatSession:
                 if call["id"] not in answered:
                     turn.append({"role": "tool", "tool_call_id": call["id"], "content": STOPPED_CALL})
         self.messages += turn
-        self.context_tokens = self.stats.context_tokens or None
+        self.context_tokens = self.stats.context_tokens

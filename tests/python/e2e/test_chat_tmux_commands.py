@@ -285,7 +285,7 @@ def test_what_was_typed_before_the_question_does_not_answer_it(open_screen: Open
         server.gate.set()
         screen.wait("Run it?")
         screen.keys("n", "Enter")
-        screen.wait("did not allow this call", "Said no.")
+        screen.wait("permission denied by the user", "Said no.")
         leave(screen)
 
 
@@ -296,7 +296,9 @@ def test_ctrl_c_stops_an_answer_of_a_server(open_screen: OpenScreen) -> None:
         screen.enter("one")
         screen.wait("Beginning")
         screen.keys("C-c")
-        screen.wait("stopped]")
+        text = screen.wait("stopped]")
+        (numbers,) = [line for line in text.splitlines() if line.endswith("stopped]")]
+        assert re.fullmatch(r"\[\d+\.\d+ s · first after \d+\.\d+ s · stopped\]", numbers)  # no server has told more
         server.gate.set()
         screen.enter("two")
         screen.wait("Again.")

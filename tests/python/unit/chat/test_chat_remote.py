@@ -39,7 +39,7 @@ async def test_a_conversation(server: ScriptedServer) -> None:
         assert await ask(session, "Hi") == [Piece("thought", "hm"), Piece("answer", "Hello"), Piece("answer", " there")]
         await ask(session, "More")
         stats = session.stats
-        assert (stats.prompt_tokens, stats.tokens, stats.cached_tokens, stats.thought_tokens) == (20, 3, 8, 1)
+        assert (stats.prompt_tokens, stats.tokens, stats.cached_tokens, stats.has_usage) == (20, 3, 8, True)
         assert stats.finish == "stop" and not stats.context_full and stats.first_seconds is not None
         assert status_line(session, 80).startswith("scripted · context 23 of 1,000 (2.3%)")
         assert "KV" not in status_line(session, 80)
@@ -164,6 +164,20 @@ async def test_numbers_that_no_server_means_are_none() -> None:
             assert (session.stats.prompt_tokens, session.stats.tokens, session.stats.decode_seconds) == (0, 0, None)
             assert backend.max_context is None and backend.default("temperature") is None
             assert status_line(session, 80) == "x · context ?"
+
+
+async def test_a_server_that_counts_no_tokens() -> None:
+    silent = [event for event in words("Hello", finish="length") if "usage" not in event]
+    brief = [*silent, {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 1}}]
+    with scripted(silent, brief) as server:
+        async with RemoteBackend(server.url, None, None) as backend:
+            session = ChatSession(backend)
+            await ask(session, "Hi")
+            assert not session.stats.has_usage and not session.stats.context_full
+            assert status_line(session, 80) == "scripted · context ? of 1,000"
+            await ask(session, "Hi")
+            assert session.stats.has_usage and session.stats.cached_tokens is None
+            assert status_line(session, 80).startswith("scripted · context 21 of 1,000 (2.1%)")
 
 
 async def test_stopping_keeps_what_came(server: ScriptedServer) -> None:

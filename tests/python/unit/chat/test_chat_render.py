@@ -68,6 +68,16 @@ def test_line_of_numbers() -> None:
     assert line == "[1 token · 12.3 s · first after 12.0 s · cached 3 of 7 · stopped]"
 
 
+def test_what_no_server_has_told_is_left_out() -> None:
+    stats = TurnStats(has_usage=False, seconds=0.3, first_seconds=0.02, finish="abort")
+    assert stats_line(stats) == "[0.30 s · first after 0.02 s · stopped]"
+    assert stats_line(TurnStats(tokens=2, prompt_tokens=18, cached_tokens=None)) == "[2 tokens · 0.00 s · prompt 18]"
+    stats.finish = "length"
+    assert cut_sentence(stats, "--x N") == "The answer is cut at max_tokens: raise max_tokens for longer ones (--x N)."
+    stats.add(TurnStats(tokens=9, prompt_tokens=8, seconds=0.2, finish="stop"))  # the rounds together: not told, too
+    assert stats_line(stats) == "[0.50 s · first after 0.02 s]" and stats.context_tokens is None
+
+
 def test_a_cut_answer_says_why() -> None:
     assert cut_sentence(TurnStats(finish="stop"), "--x") is None
     assert str(cut_sentence(TurnStats(finish="length", tokens=5), "--x N")).endswith("(--x N).")

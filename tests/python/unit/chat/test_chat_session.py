@@ -28,7 +28,7 @@ async def test_an_answer_streams_and_enters_the_history(session: ChatSession, ru
         {"role": "assistant", "content": "Hi!", "reasoning_content": "Hmm ok"},
     ]
     stats = session.stats
-    assert (stats.tokens, stats.thought_tokens, stats.prompt_tokens, stats.cached_tokens) == (4, 2, 5, 2)
+    assert (stats.tokens, stats.prompt_tokens, stats.cached_tokens) == (4, 5, 2)
     assert stats.finish == "stop" and not stats.context_full and not stats.is_empty
     assert stats.first_seconds is not None and 0 <= stats.first_seconds <= stats.seconds
     await ask(session, "More")
