@@ -58,7 +58,7 @@ class TurnStats:
     finish: str | None = None  # "stop", "length", "tool_calls", "abort", "error"
     is_empty: bool = False  # the last round ended by itself, with neither words nor calls
     context_full: bool = False  # the context's end cut the answer, not max_tokens
-    more_context: str = "a larger --max-ctx"  # what makes room for more
+    more_context: str | None = "a larger --max-ctx"  # what makes room for more, if anything does
     rounds: int = 1
     last_tokens: int | None = None  # of the last round; None: there was one
 

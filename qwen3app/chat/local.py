@@ -90,12 +90,7 @@ class LocalBackend:
         stats.prompt_tokens = len(prompt.ids)
         room = self.max_context - stats.prompt_tokens
         if room < 1:
-            begun = any(message["role"] == "assistant" for message in messages)
-            advice = "use /reset to begin a new one" if begun else "ask something shorter"
-            raise ContextFull(
-                f"The conversation has {stats.prompt_tokens} tokens and the context holds {self.max_context}: "
-                f"{advice}, or start the chat with {stats.more_context}."
-            )
+            raise ContextFull(self._no_room(messages, tools, think, stats))
         max_tokens = min(room, settings.max_tokens or room)
         try:
             generation = self._runtime.generate(
@@ -127,6 +122,27 @@ class LocalBackend:
                 stats.cached_tokens = usage.cached_tokens
             self._generation = None
             stats.context_full = stats.finish == "length" and max_tokens == room
+
+    def _no_room(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        think: bool,
+        stats: TurnStats,
+    ) -> str:
+        """The sentence for a prompt that leaves no room for an answer: a new conversation helps where the last question
+        alone would have had some."""
+        last = max(i for i, message in enumerate(messages) if message["role"] == "user")
+        alone = [message for i, message in enumerate(messages) if i >= last or message["role"] == "system"]
+        what, n_tokens, advice = "conversation", stats.prompt_tokens, "use /reset to begin a new one"
+        n_alone = len(self._model.template.render(alone, tools=tools, template_kwargs={"enable_thinking": think}).ids)
+        if n_alone >= self.max_context:
+            roles = {message["role"] for message in alone}
+            beside = {"the system prompt": "system" in roles, "the tools": tools, "their results": "tool" in roles}
+            names = " and ".join(name for name, is_there in beside.items() if is_there)
+            what, n_tokens, advice = f"question{names and f' with {names}'}", n_alone, "ask something shorter"
+        more = f", or start the chat with {stats.more_context}" if stats.more_context else ""
+        return f"The {what} has {n_tokens} tokens and the context holds {self.max_context}: {advice}{more}."
 
 
 def _params(settings: ChatSettings, max_tokens: int, *, look_for_calls: bool) -> GenerationParams:

@@ -97,7 +97,7 @@ async def ask_once(
     if last and not last.endswith("\n"):
         stdout.write("\n")
         stdout.flush()
-    if sentence := cut_sentence(session.stats, "--max-tokens N", in_conversation=False):
+    if sentence := cut_sentence(session.stats, "--max-tokens N", has_earlier=False):
         stderr.write(f"{sentence}\n")
     if show_stats:
         stderr.write(f"{stats_line(session.stats)}\n")

@@ -54,15 +54,17 @@ def stats_line(stats: TurnStats) -> str:
     return "[" + " · ".join(parts) + "]"
 
 
-def cut_sentence(stats: TurnStats, how: str, *, in_conversation: bool = True) -> str | None:
-    """Why an answer is incomplete, or None. how: what raises max_tokens here, a command or a flag."""
+def cut_sentence(stats: TurnStats, how: str, *, has_earlier: bool) -> str | None:
+    """Why an answer is incomplete, or None. how: what raises max_tokens here, a command or a flag. has_earlier: turns
+    before this one take room, too."""
     if stats.is_empty:
         return "The model ended its answer without a word; ask in other words."
     if stats.finish != "length":
         return None
     if stats.context_full:
-        reset = "/reset begins a new conversation, " if in_conversation else ""
-        return f"The context is full and the answer is cut: {reset}{stats.more_context} makes room."
+        ways = ["/reset begins a new conversation"] if has_earlier else []
+        ways += [f"{stats.more_context} makes room"] if stats.more_context else []
+        return f"The context is full and the answer is cut: {', '.join(ways) or 'ask for something shorter'}."
     place = f"after {stats.tokens} tokens" if stats.has_usage else "at max_tokens"
     return f"The answer is cut {place}: raise max_tokens for longer ones ({how})."
 
@@ -139,11 +141,11 @@ class Renderer:
                 shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
                 self._line(mark + sanitize(shown).replace("\n", f"\n{mark}"), _NOTE_STYLE)
 
-    def end(self, stats: TurnStats) -> None:
-        """Ends the answer with its line of numbers, and says why it is incomplete if it is."""
+    def end(self, stats: TurnStats, *, has_earlier: bool = False) -> None:
+        """Ends the answer with its line of numbers, and says why it is incomplete if it is: see cut_sentence."""
         self.end_part()
         self._kind = None
-        if sentence := cut_sentence(stats, "/set max_tokens N"):
+        if sentence := cut_sentence(stats, "/set max_tokens N", has_earlier=has_earlier):
             self.notice(sentence)
         if self.verbose:
             self.notice(stats_line(stats))

@@ -56,17 +56,17 @@ def time_decode(engine: Engine, prompts: list[list[int]], n_steps: int) -> Decod
 
 
 def decode_time(
-    prompt_lengths: list[int], times: list[list[int]], n_steps: int, more: str = "a larger --max-ctx"
+    prompt_lengths: list[int], times: list[list[int]], n_steps: int, more: str | None = "a larger --max-ctx"
 ) -> DecodeTime:
     """times: per prompt, when each of its tokens came, in nanoseconds; the last to begin has n_steps + 1 at least.
-    more: what makes room for longer ones."""
+    more: what makes room for longer ones, if anything does."""
     last = max(times, key=lambda tokens: tokens[0])
     begin, end = last[0], last[n_steps]
     if min(tokens[-1] for tokens in times) <= last[n_steps - 1]:  # not in the last step
         raise EngineError(
             Status.CONTEXT_OVERFLOW,
             "The first sequences filled the context before the last one had written its tokens; measure fewer or "
-            f"shorter ones, or give more room ({more}).",
+            f"shorter ones{f', or give more room ({more})' if more else ''}.",
         )
     had = sum(sum(1 for time in tokens if time <= begin) for tokens in times) / len(times)
     context = sum(prompt_lengths) / len(prompt_lengths)

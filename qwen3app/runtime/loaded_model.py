@@ -199,10 +199,16 @@ def in_flags(sentence: str) -> str:
     return _FLAGS.get(first, first) + space + rest
 
 
-def more_context(info: EngineInfo, kv_limits: bool = False) -> str:
-    """What makes room for longer requests: a larger --max-ctx or --kv-gb as long as the model itself allows more."""
+# Of the released models without YaRN, for whom it is documented. One of another length was trained for that length, as
+# the model in the box is, or has been extended already.
+_QWEN3_POSITIONS = 40_960
+
+
+def more_context(info: EngineInfo, kv_limits: bool = False) -> str | None:
+    """What makes room for longer requests: a larger --max-ctx or --kv-gb as long as the model itself allows more, then
+    --yarn where the model is made for it. None: nothing."""
     if info.max_context >= info.model_max_context:
-        return "--yarn"
+        return "--yarn" if info.model_max_context == _QWEN3_POSITIONS else None
     return "a larger --kv-gb" if kv_limits else "a larger --max-ctx"
 
 

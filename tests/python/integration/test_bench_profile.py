@@ -101,8 +101,9 @@ def test_a_decode_step_is_averaged_from_the_last_first_token_on() -> None:
     decode = workload.decode_time([40, 50], [early, last], 2)
     assert decode.seconds == pytest.approx(100e-9)
     assert decode.mean_context == pytest.approx(45 + (3 + 1) / 2 + 0.5)
-    with pytest.raises(EngineError, match="filled the context"):
-        workload.decode_time([40, 50], [early[:4], last], 2)
+    for more, advice in (("--x", r"measure fewer or shorter ones, or give more room \(--x\)\.$"), (None, r"ones\.$")):
+        with pytest.raises(EngineError, match=advice):
+            workload.decode_time([40, 50], [early[:4], last], 2, more)
 
 
 def test_decode_is_measured_with_all_sequences_running(tiny_model_dir: Path) -> None:

@@ -64,7 +64,7 @@ async def test_a_cut_answer_says_so(session: ChatSession, runtime: Any) -> None:
     session.settings.max_tokens = None
     err = io.StringIO()
     await ask_once(session, "x" * 990, out, err)  # there is no conversation to /reset
-    assert err.getvalue() == "The context is full and the answer is cut: --yarn makes room.\n"
+    assert err.getvalue() == "The context is full and the answer is cut: ask for something shorter.\n"
 
 
 def test_question_from_stdin() -> None:

@@ -73,19 +73,24 @@ def test_what_no_server_has_told_is_left_out() -> None:
     assert stats_line(stats) == "[0.30 s · first after 0.02 s · stopped]"
     assert stats_line(TurnStats(tokens=2, prompt_tokens=18, cached_tokens=None)) == "[2 tokens · 0.00 s · prompt 18]"
     stats.finish = "length"
-    assert cut_sentence(stats, "--x N") == "The answer is cut at max_tokens: raise max_tokens for longer ones (--x N)."
+    cut = "The answer is cut at max_tokens: raise max_tokens for longer ones (--x N)."
+    assert cut_sentence(stats, "--x N", has_earlier=True) == cut
     stats.add(TurnStats(tokens=9, prompt_tokens=8, seconds=0.2, finish="stop"))  # the rounds together: not told, too
     assert stats_line(stats) == "[0.50 s · first after 0.02 s]" and stats.context_tokens is None
 
 
 def test_a_cut_answer_says_why() -> None:
-    assert cut_sentence(TurnStats(finish="stop"), "--x") is None
-    assert str(cut_sentence(TurnStats(finish="length", tokens=5), "--x N")).endswith("(--x N).")
-    full = TurnStats(finish="length", context_full=True, more_context="--yarn")
-    assert str(cut_sentence(full, "--x")).endswith("/reset begins a new conversation, --yarn makes room.")
-    full.more_context = "a larger --kv-gb"
-    alone = "The context is full and the answer is cut: a larger --kv-gb makes room."
-    assert cut_sentence(full, "--x", in_conversation=False) == alone
+    assert cut_sentence(TurnStats(finish="stop"), "--x", has_earlier=True) is None
+    assert str(cut_sentence(TurnStats(finish="length", tokens=5), "--x N", has_earlier=True)).endswith("(--x N).")
+    for more, has_earlier, ways in (
+        ("--yarn", True, "/reset begins a new conversation, --yarn makes room."),
+        ("a larger --kv-gb", False, "a larger --kv-gb makes room."),
+        (None, True, "/reset begins a new conversation."),
+        (None, False, "ask for something shorter."),
+    ):
+        full = TurnStats(finish="length", context_full=True, more_context=more)
+        sentence = f"The context is full and the answer is cut: {ways}"
+        assert cut_sentence(full, "--x", has_earlier=has_earlier) == sentence
 
 
 def test_the_reason_stands_before_the_numbers(renderer: Renderer, screen: io.StringIO) -> None:

@@ -87,17 +87,25 @@ async def test_a_cut_by_max_tokens_is_not_a_full_context(session: ChatSession, r
 async def test_a_full_context_is_one_sentence_with_advice(
     session: ChatSession, runtime: Any, model: Any, length: int
 ) -> None:
-    with pytest.raises(ContextFull, match=f"has {length} tokens and the context holds 1000: ask something shorter"):
+    alone = f"The question has {length} tokens and the context holds 1000: ask something shorter"
+    with pytest.raises(ContextFull, match=rf"^{alone}\.$"):
         await ask(session, "x" * length)
     await ask(session, "x" * 999)
-    with pytest.raises(ContextFull, match=r"use /reset to begin a new one, or start the chat with --yarn\.$"):
+    with pytest.raises(ContextFull, match=r"^The conversation has 1011 tokens .*: use /reset to begin a new one\.$"):
         await ask(session, "y")
+    with pytest.raises(ContextFull, match=rf"^{alone}\.$"):  # what no new conversation would change
+        await ask(session, "x" * length)
     model.info.model_max_context = 40_960
+    with pytest.raises(ContextFull, match=rf"^{alone}, or start the chat with a larger --max-ctx\.$"):
+        await ask(session, "x" * length)
     with pytest.raises(ContextFull, match=r"or start the chat with a larger --max-ctx\.$"):
         await ask(session, "y")
     model.kv_limits = True
     with pytest.raises(ContextFull, match=r"or start the chat with a larger --kv-gb\.$"):
         await ask(session, "y")
+    session.settings.system = "Be kind."
+    with pytest.raises(ContextFull, match=r"^The question with the system prompt has 1008 tokens"):
+        await ask(session, "x" * 1000)
     assert len(runtime.generations) == 1
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
 

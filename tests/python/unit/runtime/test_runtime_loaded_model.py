@@ -8,10 +8,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from qwen3app.abi import Engine, EngineOptions
+from qwen3app.abi.types import EngineInfo
 from qwen3app.errors import AppError, EngineError, ModelError, Status
 from qwen3app.runtime import GenerationParams, LoadedModel, Runtime
 from qwen3app.runtime.loaded_model import _count_token_ids, more_context
@@ -56,6 +59,15 @@ def test_what_makes_room_for_more(tiny_model_dir: Path, max_context: int, kv_byt
     model = LoadedModel.load(tiny_model_dir, options)
     assert more_context(model.info, model.kv_limits) == flag
     model.close()
+
+
+@pytest.mark.parametrize(
+    ("model_max", "flag"),
+    [(40_960, "--yarn"), (2_048, None), (131_072, None)],  # released; the model in the box; extended already
+)
+def test_yarn_is_offered_where_it_is_of_use(model_max: int, flag: str | None) -> None:
+    full = cast(EngineInfo, SimpleNamespace(max_context=model_max, model_max_context=model_max))
+    assert more_context(full) == flag
 
 
 def test_the_count_of_ids_is_the_tokenizers(tiny_model_dir: Path, tmp_path: Path) -> None:
