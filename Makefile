@@ -38,12 +38,13 @@ build: $(VENV)/.stamp-build build/native/build.ninja ## the library build/native
 demo: build ## build, and open a chat on the small model that comes with the program (without a terminal: one answer)
 	@echo "qwen3-demo is a toy of 6 million parameters: qwen3app/qwen3-demo/README.md says what it can do." >&2
 	@if [ -t 0 ] && [ -t 1 ]; then \
-	  echo "Ask it: What is 57 + 38? For a tool call: /tools docs/example_tools.py, then: What time is it in Tokyo?" >&2; \
+	  echo "Ask it: What is 57 + 38? For a tool call: /tools docs/example_tools.py, /reset, then: What time is it in Tokyo?" >&2; \
+	  echo "After other questions it forgets its tools: /reset before each that needs one." >&2; \
 	  $(VENV)/bin/qwen3-8b chat --model qwen3-demo; \
 	else $(VENV)/bin/qwen3-8b chat --model qwen3-demo --once "Hello" </dev/null; fi
 
 .PHONY: demo-eval
-demo-eval: build $(VENV)/.stamp-test ## held-out questions to the demo model, on the CPU; fails below the bars of its card
+demo-eval: build $(VENV)/.stamp-evaluation ## held-out questions to the demo model, on the CPU; one bar of its card is missed, hence exit code 1
 	@$(PYTHON_BIN) build_tools/evaluate_demo.py
 
 .PHONY: dist
@@ -161,6 +162,10 @@ $(VENV)/.stamp-build: pyproject.toml build_tools/make_venv.sh build_tools/requir
 
 $(VENV)/.stamp-test: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py | $(VENV)/.stamp-build
 	@build_tools/make_venv.sh $(VENV) build checkpoints test reference
+	@touch $@
+
+$(VENV)/.stamp-evaluation: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py | $(VENV)/.stamp-build
+	@build_tools/make_venv.sh $(VENV) build evaluation
 	@touch $@
 
 $(VENV)-clients/.stamp: pyproject.toml build_tools/make_venv.sh build_tools/requirements.py

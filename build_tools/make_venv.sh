@@ -27,7 +27,21 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 command -v "${CXX:-g++}" >/dev/null || fail "g++ is needed and was not found; install it (Debian, Ubuntu: apt install g++) and run make again"
 
-echo "make: installing the pinned packages into $venv (once; a minute or a few)" >&2
+# What each group of pyproject.toml is, in words.
+what="what the program imports"
+for group in "$@"; do
+  case $group in
+    build) what+=", build tools" ;;
+    checkpoints) what+=", numpy and safetensors" ;;
+    clients) what+=", client programs (1.1 GB)" ;;
+    cuda) what+=", nvcc" ;;
+    evaluation) what+=", numpy and jsonschema" ;;
+    reference) what+=", PyTorch and transformers (most of 1.8 GB)" ;;
+    test) what+=", test tools and linters" ;;
+    *) fail "make_venv.sh has no words for the group $group of pyproject.toml" ;;
+  esac
+done
+echo "make: installing into $venv, once: $what (a minute or a few)" >&2
 requirements=$(mktemp)
 trap 'rm -f "$requirements"' EXIT
 "$venv/bin/python" "$here/requirements.py" "$@" >"$requirements"

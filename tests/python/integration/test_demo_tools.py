@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from io import StringIO
 from pathlib import Path
@@ -44,12 +44,15 @@ def demo() -> Iterator[LoadedModel]:
 
 @pytest.fixture
 async def say(demo: LoadedModel) -> AsyncIterator[Say]:
-    """say(file, question): what comes of it in a fresh conversation with the file's functions."""
+    """say(file, question): what comes of it in a fresh conversation with the file's functions. before: questions of
+    before, and then a /reset."""
     runtime = Runtime(demo)
     await runtime.start()
     opened: list[Tools] = []
 
-    async def ask(file: Path, question: str, *, think: bool = True, consent: Consent = "yes") -> Said:
+    async def ask(
+        file: Path, question: str, *, think: bool = True, consent: Consent = "yes", before: Sequence[str] = ()
+    ) -> Said:
         async def answer(_: Call) -> Consent:
             return consent
 
@@ -57,9 +60,12 @@ async def say(demo: LoadedModel) -> AsyncIterator[Say]:
         tools = Tools(session, Renderer(Console(file=StringIO())), answer)
         opened.append(tools)
         await tools.load(file)
-        async with aclosing(session.ask(question)) as pieces:
-            async for _ in pieces:
-                pass
+        for each in (*before, question):
+            if each == question:
+                session.reset()
+            async with aclosing(session.ask(each)) as pieces:
+                async for _ in pieces:
+                    pass
         results = iter(message["content"] for message in session.messages if message["role"] == "tool")
         calls = [call for message in session.messages for call in message.get("tool_calls", ())]
         return [(call["function"]["name"], next(results)) for call in calls], session.messages[-1]["content"]
@@ -79,6 +85,20 @@ async def test_each_example_is_called_and_its_result_is_told(say: Say, question:
     assert called == name and re.fullmatch(answer, content), content
     (value,) = re.findall(r'^\{"\w+": "?([\d:.]+)"?\}$', result)
     assert value in content
+
+
+@pytest.mark.parametrize("think", [True, False])
+async def test_after_other_questions_a_reset_brings_the_functions_back(say: Say, think: bool) -> None:
+    """As `make demo` says."""
+    before = (
+        "What is 57 + 38?",
+        "Hello",
+        "What is the capital of France?",
+        "Tell me a story.",
+        "Roll 3 dice with 6 sides.",
+    )
+    ((called, _),), content = await say(EXAMPLES, "What time is it in Tokyo?", think=think, before=before)
+    assert called == "get_time" and re.fullmatch(r"In Tokyo it is \d\d:\d\d\.", content)
 
 
 def test_the_questions_of_the_file_are_these() -> None:

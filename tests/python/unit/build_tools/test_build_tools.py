@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import coverage
@@ -95,6 +96,26 @@ def test_requirements_are_pinned_and_without_doubles() -> None:
     assert not any(line.startswith("torch") for line in requirements.requirements(["build", "checkpoints"]))
     with pytest.raises(SystemExit, match="no group 'nope'"):
         requirements.requirements(["nope"])
+
+
+def test_the_environment_says_what_it_installs(tmp_path: Path) -> None:
+    """make_venv.sh with a Python that only writes down what pip would get."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    python = venv / "bin" / "python"
+    python.write_text(f'#!/bin/sh\ncase "$1" in -m) exit 0;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    def said(*names: str) -> str:
+        script = ROOT / "build_tools" / "make_venv.sh"
+        return subprocess.run([script, venv, *names], capture_output=True, text=True, check=True).stderr
+
+    begin = f"make: installing into {venv}, once: what the program imports, build tools"
+    assert said("build") == f"{begin} (a minute or a few)\n"
+    assert said("build", "evaluation") == f"{begin}, numpy and jsonschema (a minute or a few)\n"
+    assert ", test tools and linters, PyTorch and transformers (" in said("build", "test", "reference")
+    assert ", nvcc, " in said(*groups)  # every group has its words, or this ends with an error
 
 
 def test_build_system_and_build_group_agree() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import evaluate_demo
@@ -12,7 +14,8 @@ from demo.check import Reply
 from demo.export import write_model
 from demo.model import DemoModel, DemoShape
 from demo.sample import Sample
-from evaluate_demo import Judged, bar_results, scores, table, with_scores
+from evaluate_demo import ROOT, Judged, bar_results, scores, table, verdict, with_scores
+from patience import PATIENCE
 from tokenizers import Tokenizer
 
 
@@ -66,6 +69,40 @@ def test_the_table_and_the_card() -> None:
         with_scores("no marks", text)
 
 
+def test_the_last_word_is_whether_the_card_knows(tmp_path: Path) -> None:
+    protocol, _, sums = evaluate_demo.BARS
+    card = tmp_path / "README.md"
+    assert verdict([], card) == "every bar is reached."
+    assert verdict([(protocol, 1959 / 1960)], card) == f"this is not what {card} says."
+    card.write_text("| protocol well-formed | 100.0% | 99.9% |\n| two-digit add and subtract | 95.0% | 90.0% |\n")
+    known = f"{card} has this table: it is known that {{}} missed, by so much. The exit code is 1 all the same."
+    assert verdict([(protocol, 1959 / 1960)], card) == known.format("one bar is")
+    assert verdict([(protocol, 1959 / 1960), (sums, 0.9)], card) == known.format("2 bars are")
+    assert verdict([(protocol, 1958 / 1960)], card) == f"this is not what {card} says."
+
+
+def test_it_needs_no_test_tools() -> None:
+    """It runs with what the program, the build and the group `evaluation` install."""
+    outside = (
+        "torch",
+        "safetensors",
+        "transformers",
+        "pytest",
+        "openai",
+        "hypothesis",
+        "psutil",
+        "playwright",
+        "httpx",
+    )
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({outside}))\n"
+        "sys.path.insert(0, 'build_tools'); import evaluate_demo; evaluate_demo.main(['--each', '1'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "| tool calls, made-up functions | " in done.stdout and done.stderr.startswith("evaluate_demo: ")
+
+
 def test_a_random_model_is_asked_and_fails(
     tokenizer_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +120,7 @@ def test_a_random_model_is_asked_and_fails(
     assert "| protocol well-formed | 100.0% | " in said.out
     assert "evaluate_demo: missed the bar, two-digit add and subtract: 0.0% of 95.0%" in said.err
     assert "add, two digits: " in said.err
+    assert said.err.endswith(f"evaluate_demo: this is not what {tmp_path / 'model' / 'README.md'} says.\n")
 
 
 def test_a_missing_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
