@@ -114,8 +114,8 @@ class Backend(Protocol):
         """A sentence that the user should read before the first question, if any."""
 
     @property
-    def kv_share(self) -> float | None:
-        """The share of the KV cache that holds something, as known after the last answer; None: not known."""
+    def kv_tokens(self) -> int | None:
+        """Tokens that the KV cache has room for, of all conversations together; None: not known."""
 
     @property
     def unset(self) -> str | None:

@@ -49,10 +49,8 @@ class LocalBackend:
         return None
 
     @property
-    def kv_share(self) -> float | None:
-        stats = self._model.engine.stats()
-        # Blocks of the conversation are cached, not used, between two answers.
-        return (stats.blocks_used + stats.blocks_cached) / stats.blocks_total if stats.blocks_total else None
+    def kv_tokens(self) -> int:
+        return self._model.info.n_blocks * self._model.info.block_size
 
     def default(self, name: str) -> float | int | None:
         value: float | int | None = getattr(self._model.defaults, name, None)

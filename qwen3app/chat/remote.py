@@ -54,7 +54,7 @@ class RemoteBackend:
         self.name = model or ""
         self.max_context: int | None = None
         self.notice: str | None = None
-        self.kv_share: float | None = None
+        self.kv_tokens: int | None = None
         self.unset: str | None = "the server's default"
         headers = {"User-Agent": f"qwen3-8b/{__version__}", "Content-Type": "application/json"}
         if api_key:
@@ -69,7 +69,6 @@ class RemoteBackend:
         self._defaults: dict[str, Any] = {}
         self._pump: asyncio.Task[None] | None = None
         self._stopped = False
-        self._has_status = True  # until it says otherwise
 
     async def __aenter__(self) -> RemoteBackend:
         try:
@@ -120,7 +119,6 @@ class RemoteBackend:
                     stats.first_seconds = last - started
                 yield delta
             await pump
-            await self._look_at_server()
         except asyncio.CancelledError:
             if not self._stopped:
                 raise
@@ -206,18 +204,14 @@ class RemoteBackend:
         await self._look_at_server()
 
     async def _look_at_server(self) -> None:
-        """What only our own server tells: KV use and defaults. Any other is asked once."""
-        if not self._has_status:
-            return
-        self._has_status = False
+        """What only our own server tells: the KV cache's size and defaults."""
         url = f"{self._url.removesuffix('/v1')}/status"
         with contextlib.suppress(ChatError, *_FAILURES):
             async with self._client.stream("GET", url, timeout=_CONNECT_SECONDS) as response:
                 found = _json(await _all(response)) if response.status_code == 200 else {}
-            if _is_number(found.get("kv_usage")) and isinstance(found.get("defaults"), dict):
-                self.kv_share, self._defaults = found["kv_usage"], found["defaults"]
+            if (n_tokens := _count(found, "kv_tokens")) and isinstance(found.get("defaults"), dict):
+                self.kv_tokens, self._defaults = n_tokens, found["defaults"]
                 self.unset = None  # our own server: what it does not name is off
-                self._has_status = True
 
 
 def _take(event: dict[str, Any], calls: dict[int, dict[str, str]], said: Any, stats: TurnStats) -> None:

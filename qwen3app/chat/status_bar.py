@@ -1,5 +1,7 @@
 """The line under the prompt: the model, the context used, the last answer's speed, the KV cache.
 
+The share of the KV cache is what this conversation takes of it while it is answered, wherever the model runs. What is
+only kept there for later prompts does not count: whoever needs the room gets it.
 Pure: a session in, one line out. What is not known is left out, and in a narrow window what matters least goes first.
 """
 
@@ -14,8 +16,8 @@ def status_line(session: ChatSession, columns: int) -> str:
     parts = {"context": _context(session), "speed": "", "kv": "", "name": sanitize_line(session.backend.name)}
     if session.stats.tokens_per_second is not None:
         parts["speed"] = f"{session.stats.tokens_per_second:.1f} tok/s"
-    if session.backend.kv_share is not None:
-        parts["kv"] = f"KV {_percent(session.backend.kv_share)}"
+    if session.context_tokens is not None and session.backend.kv_tokens:
+        parts["kv"] = f"KV {_percent(session.context_tokens / session.backend.kv_tokens)}"
     for dropped in ("", "kv", "name", "speed"):
         parts[dropped] = ""
         line = " · ".join(part for key in ("name", "context", "speed", "kv") if (part := parts[key]))

@@ -227,8 +227,9 @@ class StatusDefaults(Shape):
 
 
 class ServerStatus(Shape):
-    """kv_usage: share of the KV cache in use, 0 to 1; kv_tokens: what all of it holds; suggestions: questions that the
-    model brings for the page, null where it brings none; note: a sentence about the model, null where there is none."""
+    """kv_usage: share of the KV cache that running requests use, 0 to 1; kv_tokens: what all of it holds; suggestions:
+    questions that the model brings for the page, null where it brings none; note: a sentence about the model, null
+    where there is none."""
 
     model: str
     version: str

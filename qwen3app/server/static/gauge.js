@@ -65,13 +65,13 @@ export class Gauge {
     const rate = this.last ? ((status.generated_tokens - this.last.tokens) * 1000) / (now - this.last.at) : 0;
     this.last = { tokens: status.generated_tokens, at: now };
     const queue = waiting ? `, ${count(waiting)} waiting` : "";
-    const sentence = `${count(running)} of ${count(slots)} slots in use${queue}, KV cache ${percent(kv)} full.`;
+    const sentence = `${count(running)} of ${count(slots)} slots in use${queue}, KV cache ${percent(kv)} in use.`;
     this.state(waiting || kv > 0.95 ? "full" : "ok", `${count(running)}/${count(slots)}${waiting ? ` +${count(waiting)}` : ""}`, sentence);
     this.details.replaceChildren(
       el("p", { class: "gauge-model" }, status.model),
       row("Slots in use", `${count(running)} of ${count(slots)}`, running / slots),
       row("Waiting", count(waiting)),
-      row("KV cache", `${percent(kv)} of ${count(status.kv_tokens)} tokens`, kv),
+      row("KV cache in use", `${percent(kv)} of ${count(status.kv_tokens)} tokens`, kv),
       row("Speed, all answers", `${Math.max(0, rate).toFixed(rate < 100 ? 1 : 0)} tok/s`),
       row("Longest context", `${count(status.max_context)} tokens`),
       row("Device", status.device),

@@ -16,11 +16,16 @@ def test_the_gauge(fake: FakeServer, open_page: Any) -> None:
     page.wait_for_selector('#gauge[data-state="ok"] >> text=3/256')
     page.click("#gauge")
     details = page.locator("#gauge-details").inner_text()
-    assert "Qwen3-8B" in details and "4.2% of 812,000 tokens" in details and "NVIDIA H200" in details
+    assert (
+        "Qwen3-8B" in details
+        and "KV cache in use" in details
+        and "4.2% of 812,000 tokens" in details
+        and "NVIDIA H200" in details
+    )
     fake.status |= {"running": 256, "waiting": 12, "kv_usage": 0.97}
     page.wait_for_selector('#gauge[data-state="full"] >> text=256/256 +12')
     sentence = page.get_attribute("#gauge", "title")
-    assert sentence == "256 of 256 slots in use, 12 waiting, KV cache 97% full."
+    assert sentence == "256 of 256 slots in use, 12 waiting, KV cache 97% in use."
 
 
 def test_the_greeting_suits_the_model(fake: FakeServer, open_page: Any) -> None:

@@ -54,11 +54,8 @@ class FakeModel:
     template: FakeTemplate = field(default_factory=FakeTemplate)
     defaults: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20))
     info: Any = field(
-        default_factory=lambda: SimpleNamespace(max_context=1000, model_max_context=1000, device="cpu", kernels="avx2")
-    )
-    engine: Any = field(
         default_factory=lambda: SimpleNamespace(
-            stats=lambda: SimpleNamespace(blocks_used=0, blocks_cached=1, blocks_total=50)
+            max_context=1000, model_max_context=1000, n_blocks=50, block_size=32, device="cpu", kernels="avx2"
         )
     )
     kv_limits: bool = False

@@ -34,7 +34,7 @@ async def ask(session: ChatSession, text: str) -> list[Piece | Call]:
 
 async def test_a_conversation(server: ScriptedServer) -> None:
     async with RemoteBackend(server.url, None, None) as backend:
-        assert (backend.name, backend.max_context, backend.kv_share) == ("scripted", 1000, None)
+        assert (backend.name, backend.max_context, backend.kv_tokens) == ("scripted", 1000, None)
         session = ChatSession(backend)
         assert await ask(session, "Hi") == [Piece("thought", "hm"), Piece("answer", "Hello"), Piece("answer", " there")]
         await ask(session, "More")
@@ -89,13 +89,14 @@ async def test_another_server_is_asked_for_its_status_once(server: ScriptedServe
 
 
 async def test_our_own_server_tells_more(server: ScriptedServer) -> None:
-    server.status_reply = {"kv_usage": 0.25, "defaults": {"temperature": 0.6, "top_p": None}}
+    server.status_reply = {"kv_usage": 0.0, "kv_tokens": 46, "defaults": {"temperature": 0.6, "top_p": None}}
     async with RemoteBackend(server.url, None, None) as backend:
         session = ChatSession(backend)
-        server.status_reply = {**server.status_reply, "kv_usage": 0.5}
         await ask(session, "Hi")
-        assert status_line(session, 80).endswith("KV 50%") and backend.unset is None
+        assert status_line(session, 80).endswith("KV 50%") and backend.unset is None  # 23 of 46, nothing running
         assert session.effective("temperature") == 0.6 and session.effective("top_p") is None
+        session.reset()
+        assert status_line(session, 80) == "scripted · context 0 of 1,000 (0%) · KV 0%"
 
 
 async def test_a_cancelled_chat_does_not_swallow_its_cancellation(server: ScriptedServer) -> None:
@@ -157,7 +158,7 @@ async def test_numbers_that_no_server_means_are_none() -> None:
     ]
     with scripted(numbers) as server:
         server.models = {"data": [{"id": "x", "max_model_len": large}]}
-        server.status_reply = {"kv_usage": float("nan"), "defaults": {"temperature": large}}
+        server.status_reply = {"kv_tokens": float("nan"), "defaults": {"temperature": large}}
         async with RemoteBackend(server.url, None, None) as backend:
             session = ChatSession(backend)
             await ask(session, "Hi")
@@ -250,9 +251,9 @@ async def test_what_has_no_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
                 with pytest.raises(ChatError, match=sentence):
                     await ask(ChatSession(backend), "Hi")
     with scripted(words("x")) as server:
-        server.status_reply = {"kv_usage": 0.5, "defaults": {}, "more": "x" * (3 << 20)}
+        server.status_reply = {"kv_tokens": 50, "defaults": {}, "more": "x" * (3 << 20)}
         async with RemoteBackend(server.url, None, None) as backend:
-            assert backend.kv_share is None  # a reply that nobody needs is no reason to end
+            assert backend.kv_tokens is None  # a reply that nobody needs is no reason to end
         server.models = {"data": [{"id": "x" * (3 << 20)}]}
         with pytest.raises(ChatError, match=sentence):
             await RemoteBackend(server.url, None, None).__aenter__()

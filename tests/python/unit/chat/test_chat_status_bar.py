@@ -20,7 +20,7 @@ def asked(session: ChatSession) -> ChatSession:
 
 
 def test_what_is_known_is_shown(asked: ChatSession) -> None:
-    assert status_line(asked, 80) == "tiny · context 101 of 1,000 (10%) · 10.0 tok/s · KV 2.0%"
+    assert status_line(asked, 80) == "tiny · context 101 of 1,000 (10%) · 10.0 tok/s · KV 6.3%"
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_a_narrow_window_drops_what_matters_least(asked: ChatSession, columns: i
 
 def test_before_the_first_answer_and_after_undo(asked: ChatSession) -> None:
     asked.undo()
-    assert status_line(asked, 80) == "tiny · context 0 of 1,000 (0%) · KV 2.0%"
+    assert status_line(asked, 80) == "tiny · context 0 of 1,000 (0%) · KV 0%"
     asked.replace([{"role": "user", "content": "xyz"}, {"role": "assistant", "content": "y"}])
-    assert status_line(asked, 80) == "tiny · context 4 of 1,000 (0.4%) · KV 2.0%"
+    assert status_line(asked, 80) == "tiny · context 4 of 1,000 (0.4%) · KV 0.2%"
     asked.context_tokens = None
-    assert status_line(asked, 80) == "tiny · context ? of 1,000 · KV 2.0%"
+    assert status_line(asked, 80) == "tiny · context ? of 1,000"
 
 
 def test_rounds_are_put_together(session: ChatSession, model: Any) -> None:
