@@ -140,12 +140,12 @@ def table(all_scores: dict[str, dict[str, float | int | None]], results: Sequenc
     return "\n".join(lines)
 
 
-def with_scores(card: str, text: str) -> str:
-    """The card with the text between its marks."""
-    before, mark, rest = card.partition("<!-- scores -->\n")
-    _, end, after = rest.partition("<!-- /scores -->")
+def with_scores(card: str, text: str, name: str = "scores") -> str:
+    """The card with the text between its marks of this name."""
+    before, mark, rest = card.partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
     if not mark or not end:
-        raise ValueError("the card has no <!-- scores --> and <!-- /scores --> marks")
+        raise ValueError(f"the card has no <!-- {name} --> and <!-- /{name} --> marks")
     return f"{before}{mark}{text}\n{end}{after}"
 
 
