@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from qwen3app.abi.types import Event, EventKind, FinishCode
 from qwen3app.errors import BROKEN_OUTPUT, AppError, GenerationError
@@ -55,6 +56,32 @@ class TokenInfo(NamedTuple):
     id: int
     logprob: float
     top: Sequence[tuple[int, float]]
+
+
+class Alternatives(Sequence[tuple[int, float]]):
+    """A sequence of (id, log-probability) in two arrays. As tuples, those of a prompt of 30,000 tokens with 20 each
+    are 600,000 objects, which take 27 ms to be freed, and nothing else runs meanwhile."""
+
+    __slots__ = ("_ids", "_logprobs")
+
+    def __init__(self, pairs: Sequence[tuple[int, float]]) -> None:
+        self._ids = array("q", [token for token, _ in pairs])
+        self._logprobs = array("d", [logprob for _, logprob in pairs])
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return zip(self._ids, self._logprobs, strict=True)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, float]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[int, float]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[int, float] | list[tuple[int, float]]:
+        if isinstance(index, slice):
+            return list(zip(self._ids[index], self._logprobs[index], strict=True))
+        return self._ids[index], self._logprobs[index]
 
 
 class ChoiceDelta(NamedTuple):
@@ -321,7 +348,9 @@ class Generation:
             waiter.set_result(None)
 
     def _post_prompt_token(self, choice: _Choice, event: Event, top: Sequence[tuple[int, float]]) -> None:
-        self._prompt_logprobs[choice.index // self.params.n].append(TokenInfo(event.token, event.logprob, top))
+        self._prompt_logprobs[choice.index // self.params.n].append(
+            TokenInfo(event.token, event.logprob, Alternatives(top))
+        )
 
     def _post_finished(self, choice: _Choice, event: Event) -> bool:
         """Notes a FINISHED event (the caller has put it into `pending` too). True: it was the last of all choices."""

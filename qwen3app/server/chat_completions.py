@@ -32,6 +32,7 @@ from qwen3app.server.replies import (
 )
 from qwen3app.server.requests import (
     ChatBody,
+    check_prompt_logprobs,
     read_body,
     refuse_unsupported,
     sampling_params,
@@ -69,6 +70,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
         return chat_prompt(model.template, body, thinking, tools.definitions)
 
     prompt = await off_loop(len(await request.body()), render)
+    check_prompt_logprobs(body, len(prompt.ids), 1)
     generation = runtime.generate(prompt.ids, params, thinking=prompt.thinking, split_reasoning=True, param="messages")
     record.generation = generation
     fields = state.settings.reasoning_fields if thinking.shown else ()
@@ -148,6 +150,8 @@ class ChatChunks:
         self._begun = [False] * generation.n_choices
         self._n_calls = [0] * generation.n_choices
         self._plain = not (self._logprobs or self._token_ids or self._running_usage)
+
+    is_heavy = False  # a chat stream tells of no prompt
 
     def encode(self, deltas: list[ChoiceDelta]) -> bytes:
         return b"".join([self._encode(delta) for delta in deltas])
@@ -276,7 +280,7 @@ class ChatReply:
         }
         if body.prompt_logprobs is not None:
             infos = generation.prompt_logprobs or []
-            shown = [info._replace(top=info.top[: body.prompt_logprobs]) for info in infos]
+            shown = (info._replace(top=info.top[: body.prompt_logprobs]) for info in infos)
             reply["prompt_logprobs"] = prompt_logprobs_object(self._tokenizer, shown)
         if body.return_token_ids:
             reply["prompt_token_ids"] = list(generation.prompts[0])

@@ -27,7 +27,13 @@ from qwen3app.server.replies import (
     to_json,
     usage_object,
 )
-from qwen3app.server.requests import CompletionBody, read_body, refuse_unsupported, sampling_params
+from qwen3app.server.requests import (
+    CompletionBody,
+    check_prompt_logprobs,
+    read_body,
+    refuse_unsupported,
+    sampling_params,
+)
 from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all
 from qwen3app.server.structured import constraint_of
 
@@ -62,6 +68,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> Reply:
         params = replace(params, constraint=await runtime.constraints.compile(constraint))
     vocab = model.info.vocab
     prompts = await off_loop(len(await request.body()), lambda: read_prompts(body.prompt, model.tokenizer, vocab))
+    check_prompt_logprobs(body, sum(len(prompt.ids) for prompt in prompts), params.n)
     generation = await runtime.generate_in_turns([prompt.ids for prompt in prompts], params)
     record.generation = generation
     shape = CompletionShape(state.model_name, body, generation, model.tokenizer, prompts)
@@ -173,7 +180,7 @@ class CompletionShape:
     def logprobs(self, choice: int, tokens: Sequence[TokenInfo]) -> dict[str, list[Any]] | None:
         if self._logprobs is None:
             return None
-        return self._logprobs[choice].take([info._replace(top=info.top[: self._n_top]) for info in tokens])
+        return self._logprobs[choice].take(info._replace(top=info.top[: self._n_top]) for info in tokens)
 
 
 class CompletionChunks:
@@ -190,6 +197,11 @@ class CompletionChunks:
         self._prefixes = [self._head + b',"choices":[{"index":%d,"text":' % i for i in range(n_choices)]
         self._begun = [not shape.body.echo] * n_choices
         self._plain = shape.body.logprobs is None and not (self._running_usage or self._token_ids)
+
+    @property
+    def is_heavy(self) -> bool:
+        """Until each choice has echoed its prompt with a log-probability and alternatives for every token."""
+        return self._shape.body.logprobs is not None and not all(self._begun)
 
     def encode(self, deltas: list[ChoiceDelta]) -> bytes:
         return b"".join([self._encode(delta) for delta in deltas])
@@ -274,7 +286,7 @@ class CompletionReply:
         }
         if shape.body.prompt_logprobs is not None:
             infos = shape.generation.prompt_logprobs_of(shape.prompt_of(index))
-            shown = [info._replace(top=info.top[: shape.body.prompt_logprobs]) for info in infos]
+            shown = (info._replace(top=info.top[: shape.body.prompt_logprobs]) for info in infos)
             choice["prompt_logprobs"] = prompt_logprobs_object(shape.tokenizer, shown)
         if shape.body.return_token_ids:
             choice["token_ids"] = [info.id for info in tokens]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -96,7 +96,7 @@ class CompletionLogprobs:
         self._text = Detokenizer(tokenizer, skip_special=False)
         self._offset = 0
 
-    def take(self, tokens: Sequence[TokenInfo]) -> dict[str, list[Any]]:
+    def take(self, tokens: Iterable[TokenInfo]) -> dict[str, list[Any]]:
         """The object for these tokens."""
         text = self._tokenizer.token_text
         result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -119,18 +119,19 @@ class CompletionLogprobs:
         return _written(top)
 
 
-def prompt_logprobs_object(tokenizer: Tokenizer, tokens: Sequence[TokenInfo]) -> list[msgspec.Raw | None]:
-    """vLLM's prompt_logprobs: per prompt token null (the first) or id -> {logprob, rank, decoded_token}.
-    rank is null for a token outside the alternatives."""
-    result: list[msgspec.Raw | None] = []
+def prompt_logprobs_object(tokenizer: Tokenizer, tokens: Iterable[TokenInfo]) -> msgspec.Raw:
+    """vLLM's prompt_logprobs, a list: per prompt token null (the first) or id -> {logprob, rank, decoded_token}.
+    rank is null for a token outside the alternatives. One piece of JSON: 30,000 tokens with 20 alternatives are 45 MB,
+    and to put 30,000 pieces together the writer of the reply would keep Python's lock for 40 ms."""
+    result: list[bytes] = []
     for info in tokens:
         if math.isnan(info.logprob):
-            result.append(None)
+            result.append(b"null")
             continue
         ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(info.top, 1)}
         entries = {info.id: ranked.pop(info.id, (None, info.logprob)), **ranked}
         result.append(
-            _written(
+            to_json(
                 {
                     str(token): {
                         "logprob": number(logprob),
@@ -141,7 +142,7 @@ def prompt_logprobs_object(tokenizer: Tokenizer, tokens: Sequence[TokenInfo]) ->
                 }
             )
         )
-    return result
+    return msgspec.Raw(b"[" + b",".join(result) + b"]")
 
 
 def continuous_usage(generation: Generation, choice_tokens: int) -> dict[str, int]:

@@ -262,6 +262,24 @@ def refuse_unsupported(body: SamplingBody) -> None:
         )
 
 
+MAX_PROMPT_LOGPROBS = 262_144
+
+
+def check_prompt_logprobs(body: SamplingBody, n_tokens: int, n_choices: int) -> None:
+    """n_tokens: of all prompts, for one choice each. Refuses what would be a reply of more than some 20 MB, whose
+    writing holds up every stream."""
+    if body.prompt_logprobs is None:
+        return
+    n_tokens *= n_choices
+    n_entries = n_tokens * (1 + body.prompt_logprobs)
+    if n_entries > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"prompt_logprobs {body.prompt_logprobs} for {n_tokens} prompt tokens would be up to {n_entries} "
+            f"entries; at most {MAX_PROMPT_LOGPROBS} are given. Ask for fewer alternatives, or send less at once.",
+            "prompt_logprobs",
+        )
+
+
 def sampling_params(
     body: SamplingBody, *, max_tokens: int | None, logprobs: bool, top_logprobs: int, prompt_logprobs: bool = False
 ) -> GenerationParams:

@@ -70,6 +70,10 @@ def in_lines(events: bytes) -> bytes:
 class Encoder(Protocol):
     """Turns deltas into events."""
 
+    @property
+    def is_heavy(self) -> bool:
+        """Whether the next events can be so long that they are made off the event loop."""
+
     def encode(self, deltas: list[ChoiceDelta]) -> bytes:
         """The events of these deltas, joined."""
 
@@ -116,8 +120,11 @@ class EventStream(Reply):
         self._encoder = encoder
         self._heartbeat = heartbeat
 
+    def _events(self, deltas: list[ChoiceDelta]) -> bytes:
+        return in_lines(self._encoder.encode(deltas))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generation, encode = self.generation, self._encoder.encode
+        generation = self.generation
         clock: Callable[[], float] = asyncio.get_running_loop().time
         watch = asyncio.create_task(watch_disconnect(receive, generation))
         self._heartbeat.add(self)
@@ -125,7 +132,12 @@ class EventStream(Reply):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             self.last_sent = clock()
             async for deltas in generation:
-                body = in_lines(encode(deltas)) if deltas else PING
+                if not deltas:
+                    body = PING
+                elif self._encoder.is_heavy:
+                    body = await asyncio.to_thread(self._events, deltas)
+                else:
+                    body = self._events(deltas)
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self.last_sent = clock()

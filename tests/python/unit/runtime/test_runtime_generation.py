@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from fake_engine import FakeEngine, Reply, endless, make_info
+from hypothesis import given
+from hypothesis import strategies as st
 from patience import PATIENCE, until
 from serving import TextParts, content_of, read
 
@@ -17,6 +19,7 @@ from qwen3app.abi import EngineRequest, FinishCode
 from qwen3app.abi.types import EventBatch
 from qwen3app.errors import ContextLengthError, EngineError, GenerationError, RequestError, Status
 from qwen3app.runtime import Generation, GenerationParams, Runtime
+from qwen3app.runtime.generation import Alternatives
 from qwen3app.text.generation_config import SamplingDefaults
 
 Start = Callable[..., Awaitable[Runtime]]
@@ -207,8 +210,8 @@ async def test_logprobs_and_prompt_logprobs(start: Start, text_parts: TextParts)
     first = await anext(generation)
     prompt = generation.prompt_logprobs
     assert prompt is not None and [info.id for info in prompt] == [7, 8, 9]  # complete before the first delta
-    assert math.isnan(prompt[0].logprob) and prompt[0].top == []
-    assert prompt[1].top == [(8, -0.5), (9, -1.5)]
+    assert math.isnan(prompt[0].logprob) and not prompt[0].top
+    assert list(prompt[1].top) == [(8, -0.5), (9, -1.5)]
     deltas = first + await read(generation)
     infos = [info for delta in deltas for info in delta.tokens or []]
     assert [info.id for info in infos] == text_parts.tokenizer.encode_raw("a b")  # without the EOS token
@@ -525,3 +528,10 @@ async def test_what_is_over_leaves_no_cycles(start: Start) -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(allow_nan=False)), max_size=30), st.integers(0, 40))
+def test_alternatives_are_their_pairs(pairs: list[tuple[int, float]], n: int) -> None:
+    held = Alternatives(pairs)
+    assert list(held) == pairs and len(held) == len(pairs) and held[:n] == pairs[:n]
+    assert [held[i] for i in range(len(pairs))] == pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from serving import TextParts, events_of, make_model, serving
 
 from qwen3app.abi import EngineRequest
 from qwen3app.errors import RequestError
-from qwen3app.server import offload
-from qwen3app.server.completions import read_prompts
+from qwen3app.runtime import ChoiceDelta
+from qwen3app.server import offload, requests
+from qwen3app.server.completions import CompletionChunks, read_prompts
 from qwen3app.server.json_size import check_size
 
 
@@ -281,3 +283,48 @@ def test_a_wrong_id_is_found_wherever_it_stands(text_parts: TextParts, place: in
         ids[place] = wrong
         with pytest.raises(RequestError, match=f"^prompt holds the token id {wrong}; ids are 0 to 299"):
             read_prompts(ids, text_parts.tokenizer, 300)
+
+
+@pytest.mark.parametrize(
+    ("asked", "off_loop"), [({"echo": True, "logprobs": 2}, True), ({"logprobs": 2}, False), ({"echo": True}, False)]
+)
+async def test_a_prompts_scores_are_streamed_off_the_event_loop(
+    text_parts: TextParts, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], off_loop: bool
+) -> None:
+    """30,000 tokens with 20 alternatives each take longer to write than other streams may wait."""
+    seen: list[bool] = []
+    encode = CompletionChunks.encode
+
+    def watched(self: CompletionChunks, deltas: list[ChoiceDelta]) -> bytes:
+        seen.append(threading.current_thread() is not threading.main_thread())
+        return encode(self, deltas)
+
+    monkeypatch.setattr(CompletionChunks, "encode", watched)
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, "one two three"), step=0.01))) as server:
+        body = {"prompt": "a prompt of some words", "temperature": 0, **asked}
+        plain = (await server.complete(body)).json()["choices"][0]
+        chunks = events_of((await server.complete({**body, "stream": True})).text)
+    assert seen[0] is off_loop and not any(seen[1:]) and len(seen) > 1
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == plain["text"]
+    if "logprobs" in asked:
+        tokens = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
+        assert tokens == plain["logprobs"]["tokens"]
+
+
+async def test_a_prompts_scores_are_no_endless_reply(text_parts: TextParts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_PROMPT_LOGPROBS", 120)
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, "one")))) as server:
+        for ids, n, top, status in (
+            ([5] * 20, 1, 5, 200),
+            ([5] * 20, 2, 5, 400),
+            ([5] * 21, 1, 5, 400),
+            ([5] * 60, 1, 1, 200),
+        ):
+            reply = await server.complete({"prompt": ids, "n": n, "prompt_logprobs": top})
+            assert reply.status_code == status, reply.text
+        assert reply.json()["choices"][0]["prompt_logprobs"][0] is None
+        refused = (await server.complete({"prompt": [[5] * 20, [6] * 30], "prompt_logprobs": 3})).json()["error"]
+        assert refused["param"] == "prompt_logprobs"
+        assert "for 50 prompt tokens would be up to 200 entries; at most 120" in refused["message"]
+        chat = await server.chat({"messages": [{"role": "user", "content": "word " * 60}], "prompt_logprobs": 5})
+        assert chat.status_code == 400 and chat.json()["error"]["param"] == "prompt_logprobs"
