@@ -60,7 +60,8 @@ def python_lines(reports: Path) -> tuple[float, float]:
     parts = list(ROOT.glob(f"{data_file}.*"))
     drop_unfinished(parts)
     if any(part.exists() for part in parts):
-        run([sys.executable, "-m", "coverage", "combine", "--quiet"])
+        # Of processes that outlived the tests, whose data has been put together already.
+        run([sys.executable, "-m", "coverage", "combine", "--append", "--quiet"])
     target = reports / "python.json"
     run([sys.executable, "-m", "coverage", "json", "--quiet", "-o", str(target)])
     run([sys.executable, "-m", "coverage", "report", "--skip-covered", "--sort=cover"])

@@ -157,3 +157,18 @@ def test_data_of_a_killed_process_is_left_out(tmp_path: Path, capsys: pytest.Cap
     check_coverage.drop_unfinished(parts)
     assert [part.exists() for part in parts] == [True, False, False, False]
     assert capsys.readouterr().out.count("is left out") == 3
+
+
+def test_a_process_that_outlives_the_tests_adds_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module.py").write_text("x = 1\nif x:\n    x = 2\nelse:\n    x = 3\n")
+    data_file = tmp_path / ".coverage"
+    run = [sys.executable, "-m", "coverage", "run", "--branch", f"--data-file={data_file}", "module.py"]
+    subprocess.run(run, cwd=tmp_path, check=True)
+    late = coverage.CoverageData(basename=f"{data_file}.late")
+    late.add_arcs({})
+    late.touch_file(str(tmp_path / "module.py"))
+    late.write()
+    monkeypatch.setattr(check_coverage, "ROOT", tmp_path)
+    monkeypatch.setenv("COVERAGE_FILE", ".coverage")
+    assert check_coverage.python_lines(tmp_path) == (75.0, 50.0)
+    assert not Path(f"{data_file}.late").exists()
