@@ -247,13 +247,14 @@ class Constraints:
                 self._tokens = GrammarTokens(self._tokenizer)
         key = _fingerprint(spec)
         with self._lock:
-            known = self._cache.get(key)
-            if known is not None:
+            known = None if key is None else self._cache.get(key)
+            if key is not None and known is not None:
                 self._cache.move_to_end(key)
         if known is None:
             known = _compiled(self._tokens, _grammar(spec, self._tokens))
             with self._lock:
-                self._cache[key] = known
+                if key is not None:
+                    self._cache[key] = known
                 while len(self._cache) > _CACHE_SIZE:
                     self._cache.popitem(last=False)
         if isinstance(known, RequestError):
@@ -261,13 +262,13 @@ class Constraints:
         return known
 
 
-def _fingerprint(spec: ConstraintSpec) -> bytes:
+def _fingerprint(spec: ConstraintSpec) -> bytes | None:
     """Tells constraints apart by their JSON: to check a large one and to write its grammar takes Python a hundred times
-    as long."""
+    as long. None: it is no JSON, so it is like no other."""
     try:
         return hashlib.sha256(msgspec.json.encode(spec)).digest()
     except (UnicodeEncodeError, RecursionError):
-        return b""  # never found: building its grammar will name the fault
+        return None  # building its grammar will name the fault
 
 
 def _grammar(spec: ConstraintSpec, tokens: GrammarTokens) -> Grammar:

@@ -323,6 +323,13 @@ async def test_what_is_known_is_not_built_again(constraints: Constraints, monkey
             assert caught.value.param == place and place in str(caught.value)
 
 
+async def test_what_is_no_json_is_like_no_other(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_fingerprint", lambda spec: None)
+    first, second = [await constraints.compile(ConstraintSpec("choice", [text], "p")) for text in ("a", "b")]
+    masks = [Walk(each.sample(thinking=False, may_think=False)).mask for each in (first, second)]
+    assert first is not second and masks[0] != masks[1]
+
+
 async def test_nul_characters_are_kept_where_they_can_be_written(
     text_parts: TextParts, constraints: Constraints
 ) -> None:
