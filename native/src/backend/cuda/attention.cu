@@ -22,6 +22,10 @@ void require_heads(int n_heads, int n_kv_heads, int head_dim) {
                   std::to_string(head_dim) + " and " + std::to_string(n_heads) + " for " + std::to_string(n_kv_heads));
 }
 
+int most_splits(const BatchHost& host) {
+  return (host.max_context + kSplit - 1) / kSplit;
+}
+
 // Tiles of prompt chunks, over all sequences with more rows than the decode kernel takes.
 int count_tiles(const BatchHost& host, int group, int tile_rows) {
   int n_tiles = 0;
@@ -69,7 +73,7 @@ void attention_step(const SelfAttentionArgs& args, const BatchHost& host, const 
   p.n_heads = args.n_heads;
   p.n_kv_heads = args.n_kv_heads;
   p.group = args.n_heads / args.n_kv_heads;
-  p.max_splits = (host.max_context + kSplit - 1) / kSplit;
+  p.max_splits = most_splits(host);
   p.scale = kAttentionScale;
   p.eps = args.eps;
   p.sm_count = ctx.sm_count;
@@ -118,7 +122,7 @@ void attention(const AttentionArgs& args, const BatchHost& host, const Attention
 
   if (n_decode > 0) {
     const int n_pairs = host.n_seqs * args.n_kv_heads;
-    p.max_splits = (host.max_context + kSplit - 1) / kSplit;
+    p.max_splits = most_splits(host);
     p.partial_rows = decode_rows;
     const size_t states = static_cast<size_t>(n_pairs) * static_cast<size_t>(p.max_splits);
     const size_t partial_rows = states * static_cast<size_t>(decode_rows);

@@ -32,7 +32,7 @@ inline constexpr int kSplitSteps = kSplit / kStep;
 inline constexpr int kStepBytes = kStep * kHeadDim * 2;  // keys or values of one step and head
 inline constexpr int kPartialRow = kHeadDim + 4;         // floats of a row's partial state; a multiple of 16 bytes
 inline constexpr int kMaxDecodeRows = 16;                // sequences with at most so many rows go to the decode kernel
-inline constexpr int kPrefillRows = 64;                  // rows of a query tile of attention_prefill.cu
+inline constexpr int kPrefillRows = 64;                  // of a query tile, per warpgroup
 inline constexpr float kAttentionScale = 0.08838834764831845f * 1.4426950408889634f;  // log2(e) / sqrt(128)
 
 // Everything the kernels need. Device pointers; shapes as in ops.h.

@@ -1,5 +1,4 @@
-// What the prefill kernels on Hopper share: their two wgmma products and how a launch's tiles are numbered. sm_90a code
-// only.
+// Of attention_hopper.cu and its bench: the two wgmma products and how a launch's tiles are numbered. sm_90a code only.
 //
 // The operands' layout is kv_layout.h's: core matrices of 8 x 8 without swizzle. Arithmetic: attention.cuh.
 #pragma once

@@ -97,11 +97,30 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 }
 
 // ---- copies by the copy engine, completing on an mbarrier
+// What the second-level cache does with the lines that a load brings.
+__device__ __forceinline__ uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t evict_last() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 // `bytes` contiguous bytes, multiple of 16, both ends aligned to 16.
 __device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
       "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
 // Orders this thread's ordinary accesses to shared memory before later ones by the copy engine or wgmma.
@@ -118,31 +137,12 @@ __device__ __forceinline__ void tensor_load_2d(uint32_t destination, const void*
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-// What the second-level cache does with the lines that a load brings.
-__device__ __forceinline__ uint64_t evict_first() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ uint64_t evict_last() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
 __device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void* map, int x, int y, int z,
                                                uint32_t barrier, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
       "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(destination),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
-      : "memory");
-}
-__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier,
-                                          uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-      "%4;" ::"r"(destination),
-      "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
 // ---- shared memory by address
