@@ -1,15 +1,19 @@
 // Checks and times every CUDA matrix product. Stand-alone: links pack.cu, linear*.cu, tensor_map.cu and memory.cu.
 //
-//   cuda_linear_bench [check] [chain] [decode] [batch] [prefill]     (none: all)
+//   cuda_linear_bench [check] [chain] [decode] [batch] [prefill] [cublas]     (none: all but cublas)
 //
 // check: the generic kernel's output for 1,024 rows against float64 sums, then every kernel and variant at many row
 //   counts against the generic one, bit for bit, poisoned outputs and guards included.
 // chain: dependent products in a graph with programmatic dependent launch against the same without.
 // decode, batch, prefill: times in a graph over rotating weights; share of 4.57 TB/s, or TFLOP/s. Prefill in short
 //   bursts with pauses: under sustained load the card lowers its clock (to 1,470 MHz at 700 W), and by how much depends
-//   on what ran before. cublas_linear.py times cuBLAS the same way.
+//   on what ran before.
+// cublas: ours and cuBLAS in turns, in the same bursts, on the same data (normal; other distributions take another
+// power).
+//   cuBLAS writes bf16 and adds nothing. libcublas.so.13 is loaded from where the loader looks.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +24,7 @@
 #include <cstring>
 #include <functional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -57,6 +62,15 @@ __device__ uint32_t hash(uint64_t i) {
 }
 __device__ float uniform(uint64_t i, float deviation) {
   return (static_cast<float>(hash(i)) * (1.0f / 4294967296.0f) - 0.5f) * 3.4641016f * deviation;
+}
+// About normal: the sum of four uniform numbers.
+__global__ void fill_normal(uint16_t* p, size_t n, float deviation, uint64_t salt) {
+  for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
+       i += static_cast<size_t>(gridDim.x) * blockDim.x) {
+    float sum = 0.0f;
+    for (int k = 0; k < 4; k++) sum += uniform(4 * i + k + salt, deviation * 0.5f);
+    p[i] = __bfloat16_as_ushort(__float2bfloat16_rn(sum));
+  }
 }
 __global__ void fill_bf16(uint16_t* p, size_t n, float deviation, uint64_t salt) {
   for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
@@ -358,39 +372,56 @@ void check_shapes(const Context& base) {
   }
 }
 
-// Captures `enqueue` and returns the best of 3 times of `repeats` launches of the graph, in us per launch of it.
-double time_graph(const std::function<void()>& enqueue, double budget_us, int cool_ms = 0) {
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  enqueue();  // loads kernels, outside the capture
-  finish();
-  ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  enqueue();
-  ok(cudaStreamEndCapture(stream, &graph));
-  ok(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  ok(cudaEventCreate(&begin));
-  ok(cudaEventCreate(&end));
-  auto run = [&](int repeats) {
-    ok(cudaEventRecord(begin, stream));
-    for (int i = 0; i < repeats; i++) ok(cudaGraphLaunch(exec, stream));
-    ok(cudaEventRecord(end, stream));
+class TimedGraph {
+ public:
+  explicit TimedGraph(const std::function<void()>& enqueue) {
+    enqueue();  // loads kernels, outside the capture
+    finish();
+    ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    enqueue();
+    cudaGraph_t graph;
+    ok(cudaStreamEndCapture(stream, &graph));
+    ok(cudaGraphInstantiate(&exec_, graph, 0));
+    ok(cudaGraphDestroy(graph));
+    ok(cudaEventCreate(&begin_));
+    ok(cudaEventCreate(&end_));
+  }
+  ~TimedGraph() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+    cudaGraphExecDestroy(exec_);
+  }
+  TimedGraph(const TimedGraph&) = delete;
+  TimedGraph& operator=(const TimedGraph&) = delete;
+
+  // Microseconds per launch of the graph, back to back.
+  double run(int repeats) const {
+    ok(cudaEventRecord(begin_, stream));
+    for (int i = 0; i < repeats; i++) ok(cudaGraphLaunch(exec_, stream));
+    ok(cudaEventRecord(end_, stream));
     finish();
     float ms;
-    ok(cudaEventElapsedTime(&ms, begin, end));
+    ok(cudaEventElapsedTime(&ms, begin_, end_));
     return static_cast<double>(ms) * 1e3 / repeats;
-  };
-  const double first = run(1);
-  const int repeats = std::clamp(static_cast<int>(budget_us / std::max(first, 1.0)), 1, 30);
+  }
+  int repeats_in(double budget_us) const {
+    return std::clamp(static_cast<int>(budget_us / std::max(run(1), 1.0)), 1, 30);
+  }
+
+ private:
+  cudaGraphExec_t exec_;
+  cudaEvent_t begin_, end_;
+};
+
+// The best of 3 times, in us per launch of the graph.
+double time_graph(const std::function<void()>& enqueue, double budget_us, int cool_ms = 0) {
+  const TimedGraph graph(enqueue);
+  const int repeats = graph.repeats_in(budget_us);
   double best = 1e30;
   for (int i = 0; i < 3; i++) {
     if (cool_ms > 0) usleep(cool_ms * 1000);
-    best = std::min(best, run(repeats));
+    best = std::min(best, graph.run(repeats));
   }
-  ok(cudaEventDestroy(begin));
-  ok(cudaEventDestroy(end));
-  ok(cudaGraphExecDestroy(exec));
-  ok(cudaGraphDestroy(graph));
   return best;
 }
 
@@ -584,6 +615,84 @@ void time_prefill(const Context& base, const Pool& pool) {
   }
 }
 
+struct CannotRun : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// cuBLAS without its headers: y [rows, n_out] = x [rows, n_in] times w [n_out, n_in] transposed, all bf16 and
+// row-major.
+class Cublas {
+ public:
+  Cublas() {
+    void* library = dlopen("libcublas.so.13", RTLD_NOW);
+    if (library == nullptr) {
+      throw CannotRun(std::string(dlerror()) + "; name its folder in LD_LIBRARY_PATH");
+    }
+    const auto create = reinterpret_cast<int (*)(void**)>(dlsym(library, "cublasCreate_v2"));
+    const auto set_stream = reinterpret_cast<int (*)(void*, cudaStream_t)>(dlsym(library, "cublasSetStream_v2"));
+    const auto set_workspace = reinterpret_cast<int (*)(void*, void*, size_t)>(dlsym(library, "cublasSetWorkspace_v2"));
+    gemm_ = reinterpret_cast<Gemm>(dlsym(library, "cublasGemmEx"));
+    if (!create || !set_stream || !set_workspace || !gemm_) {
+      throw std::runtime_error("libcublas.so.13 lacks a function");
+    }
+    constexpr size_t kWorkspace = size_t{64} << 20;
+    good(create(&handle_));
+    good(set_stream(handle_, stream));
+    good(set_workspace(handle_, allocate<uint8_t>(kWorkspace), kWorkspace));
+  }
+  void multiply(const bf16* x, int rows, int n_in, const bf16* w, int n_out, bf16* y) const {
+    constexpr int kTransposed = 1, kPlain = 0, kBf16 = 14, kCompute32F = 68, kDefault = -1;
+    const float one = 1.0f, zero = 0.0f;
+    good(gemm_(handle_, kTransposed, kPlain, n_out, rows, n_in, &one, w, kBf16, n_in, x, kBf16, n_in, &zero, y, kBf16,
+               n_out, kCompute32F, kDefault));
+  }
+
+ private:
+  using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,
+                       const void*, void*, int, int, int, int);
+  static void good(int status) {
+    if (status != 0) throw std::runtime_error("cuBLAS returned " + std::to_string(status));
+  }
+  void* handle_ = nullptr;
+  Gemm gemm_;
+};
+
+void time_cublas(const Context& base, const Pool& pool) {
+  const Cublas cublas;
+  for (const int rows : {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192}) {
+    for (const Shape& s : kTimed) {
+      const bool lm_head = std::strstr(s.name, "lm_head") != nullptr;
+      if (std::strncmp(s.name, "8b", 2) != 0 || (lm_head && rows > 256)) continue;
+      now = std::string("cuBLAS beside ours, ") + s.name + " rows " + std::to_string(rows);
+      const int n_out = s.gate_up ? 2 * s.n_out : s.n_out;
+      const size_t elements = static_cast<size_t>(n_out) * static_cast<size_t>(s.n_in);
+      const size_t copies = pool.bytes / 2 / elements;
+      const int count = lm_head ? 2 : rows <= 256 ? 12 : rows <= 1024 ? 8 : 3;
+      const TimedGraph ours([&] {
+        for (int j = 0; j < count; j++) linear_any(timed_call(s, pool, rows, j, is_residual(s)), base);
+      });
+      const TimedGraph theirs([&] {
+        for (int j = 0; j < count; j++) {
+          cublas.multiply(pool.x, rows, s.n_in, pool.weights + static_cast<size_t>(j) % copies * elements, n_out,
+                          reinterpret_cast<bf16*>(pool.out));
+        }
+      });
+      const int repeats = ours.repeats_in(2500);
+      double best[2] = {1e30, 1e30};
+      for (int turn = 0; turn < 5; turn++) {
+        for (int who = 0; who < 2; who++) {
+          usleep(12000);
+          best[who] = std::min(best[who], (who == 0 ? ours : theirs).run(repeats) / count);
+        }
+      }
+      const double flop = 2.0 * rows * static_cast<double>(elements);
+      std::printf("M=%-5d %-11s ours %8.2f us %4.0f TFLOP/s, cuBLAS %8.2f us %4.0f TFLOP/s: %5.1f%% of cuBLAS\n", rows,
+                  s.name, best[0], flop / best[0] / 1e6, best[1], flop / best[1] / 1e6, best[1] / best[0] * 100);
+      std::fflush(stdout);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -604,7 +713,8 @@ int main(int argc, char** argv) {
   try {
     if (want("check")) check_shapes(ctx);
     if (want("chain")) check_chain(ctx);
-    if (want("decode") || want("batch") || want("prefill")) {
+    const bool with_cublas = wanted.count("cublas") != 0;
+    if (want("decode") || want("batch") || want("prefill") || with_cublas) {
       if (!hopper) {
         std::printf("times are for Hopper only\n");
         return 1;
@@ -615,14 +725,18 @@ int main(int argc, char** argv) {
       const size_t n_x = static_cast<size_t>(8192) * 12288, n_out = static_cast<size_t>(8192) * 12288;
       pool.x = allocate<bf16>(n_x);
       pool.out = allocate<float>(n_out);
-      fill_bf16<<<4096, 256, 0, stream>>>(pool.weights, pool.bytes / 2, 0.02f, 3);
-      fill_bf16<<<4096, 256, 0, stream>>>(pool.x, n_x, 1.0f, 1ull << 43);
+      fill_normal<<<4096, 256, 0, stream>>>(pool.weights, pool.bytes / 2, 0.02f, 3);
+      fill_normal<<<4096, 256, 0, stream>>>(pool.x, n_x, 1.0f, 1ull << 43);
       fill_float<<<4096, 256, 0, stream>>>(pool.out, n_out, 1.0f, 1ull << 44);
       finish();
       if (want("decode")) time_rows(ctx, pool, {1, 8});
       if (want("batch")) time_rows(ctx, pool, {16, 32, 64, 128, 256});
       if (want("prefill")) time_prefill(ctx, pool);
+      if (with_cublas) time_cublas(ctx, pool);
     }
+  } catch (const CannotRun& error) {
+    std::printf("%s\n", error.what());
+    return 77;
   } catch (const std::exception& error) {
     std::printf("FAILED during %s: %s\n", now.c_str(), error.what());
     return 1;

@@ -65,6 +65,12 @@ BENCHES = Step(
     "build benches", "tests/gpu/build.sh {architecture} cuda_linear_bench cuda_attention_bench", 200, ("build",)
 )
 
+# torch brings cuBLAS; prints its folder.
+CUBLAS_FOLDER = (
+    'python3 -c "import glob, os, torch; root = os.path.dirname(os.path.dirname(torch.__file__)); '
+    "print(os.path.dirname(glob.glob(root + '/nvidia/**/libcublas.so.13', recursive=True)[0]))\""
+)
+
 
 def sanitizer(tool: str, *options: str) -> list[Step]:
     check = f"compute-sanitizer --tool {tool} {' '.join(options)} --error-exitcode 9 --print-limit 10"
@@ -113,8 +119,13 @@ PARTS: dict[str, list[Step]] = {
             "qwen3-8b bench", "python3 -m qwen3app bench --model {small} --format markdown", 60, ("build", "make 0.6b")
         ),
         BENCHES,
-        Step("cuBLAS products", "python3 native/bench/cublas_linear.py", 60),
-        Step("our products", "build/gpu/cuda_linear_bench decode batch prefill", 90, ("build benches",)),
+        Step("products", "build/gpu/cuda_linear_bench decode batch prefill", 90, ("build benches",)),
+        Step(
+            "products beside cuBLAS",
+            f"LD_LIBRARY_PATH=$({CUBLAS_FOLDER}) build/gpu/cuda_linear_bench cublas",
+            90,
+            ("build benches",),
+        ),
         Step("attention", "build/gpu/cuda_attention_bench decode prefill small", 90, ("build benches",)),
     ],
 }
