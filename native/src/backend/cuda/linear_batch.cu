@@ -1,20 +1,22 @@
 // Matrix product of up to 64 rows on Hopper, bound by reading the weights once.
 //
 // Persistent, one CTA per SM, walking output tiles of all rows x `tile` outputs; the tile's width is chosen so that the
-// tiles fill the SMs evenly. In a CTA one warp fills a ring of stages by the copy engine; a stage holds one block of 64
-// columns of each of the 4 segments of K: [4][weights, tile x 64, packed], then [4][inputs of the same columns,
-// 128-byte swizzle]. The weights of the whole first ring are asked for before griddep_wait(). Warpgroup s multiplies
-// the blocks of segment s by wgmma, inputs as M, weights as N.
+// tiles fill the SMs evenly. Each of the 4 segments of K has a ring of stages for weights (a stage: tile x 64 columns,
+// packed) and one for inputs (the same columns, 128-byte swizzle); one warp fills the former by the copy engine,
+// another the latter. Inputs come from the second-level cache and need two stages; weights get what is left of shared
+// memory, for how much of them is in flight decides the speed: lm_head streams at 4.06, 4.33, 4.53 TB/s with 96, 128,
+// 160 KB per SM. They are asked for before griddep_wait(). Warpgroup s multiplies the blocks of segment s by wgmma,
+// inputs as M, weights as N.
 //
 // The segments meet in shared memory, [tile / 8 accumulators][128 threads] float4: warpgroup 0 leaves its sums there,
 // 1 and 2 add theirs, 3 adds its own in registers and stores; meanwhile the others are at the next tile. Inputs are
 // loaded in groups of 8 rows; the rest of the 64 rows of wgmma's operand is whatever follows in shared memory, and
 // its results are never stored.
 //
-// Measured on an H200 (bench/results/2026-11-29-h200-linear-2.txt), 8B, share of 4.57 TB/s: 32 rows gate_up 85%,
-// lm_head 91%; 64 rows 80, 88%. Bound by what the second-level cache delivers of the inputs, and by filling and
-// draining the pipeline once per tile. The producer's address arithmetic is on the critical path: two divisions per
-// block made the whole kernel 1.7 times slower.
+// Measured on an H200 (bench/results/2026-11-30-h200-2.txt), 8B, share of 4.57 TB/s: 32 rows gate_up 87%, lm_head 93%;
+// 64 rows 86, 88%; cuBLAS is 1 to 2% slower. Filling and draining the pipeline once per product is what gate_up loses.
+// The producer's address arithmetic is on the critical path: two divisions per block made the whole kernel 1.7 times
+// slower.
 #include <algorithm>
 #include <string>
 
@@ -28,9 +30,10 @@
 namespace qwen3::cuda {
 namespace {
 
-constexpr int kMaxStages = 16;
+// Of a segment's rings, at most.
+constexpr int kMaxWeightStages = 10, kMaxInputStages = 4;
 constexpr int kMaxShared = 226 * 1024;  // dynamic: 227 KB less the barriers
-constexpr int kThreads = kSegments * 128 + 32;
+constexpr int kThreads = kSegments * 128 + 64;
 
 __host__ __device__ constexpr int sums_bytes(int tile) {
   return 64 * tile * 4;
@@ -38,34 +41,91 @@ __host__ __device__ constexpr int sums_bytes(int tile) {
 
 struct BatchTiles {
   int count;
-  int stages;   // of the ring
-  int x_bytes;  // of the inputs of one block of columns
+  int weight_stages, input_stages;  // of a segment
+  int x_bytes;                      // of the inputs of one block of columns
 };
+
+// One ring of stages per segment, the segments behind one another.
+struct Ring {
+  uint32_t full, empty;  // barriers, one per stage
+  uint32_t data;
+  int stages;  // of a segment
+  int bytes;   // of a stage
+};
+
+#if QWEN3_SM90A
+__device__ __forceinline__ void init(const Ring& ring) {
+  for (int i = 0; i < kSegments * ring.stages; i++) {
+    mbarrier_init(ring.full + i * 8, 1);
+    mbarrier_init(ring.empty + i * 8, 1);
+  }
+}
+
+// The stage of a segment's next block.
+struct Place {
+  int stage;  // counted over all segments
+  uint32_t parity;
+
+  __device__ __forceinline__ void next(const Ring& ring, int segment) {
+    if (++stage == (segment + 1) * ring.stages) {
+      stage = segment * ring.stages;
+      parity ^= 1;
+    }
+  }
+};
+
+// Calls load(tile, block, destination, barrier) for all blocks of all tiles of this CTA, as stages become free.
+template <class Load>
+__device__ __forceinline__ void fill(const Ring& ring, int n_blocks, int n_tiles, Load load) {
+  Place places[kSegments];
+#pragma unroll
+  for (int s = 0; s < kSegments; s++) places[s] = {s * ring.stages, 1};
+  const int rounds = (n_blocks + kSegments - 1) / kSegments;
+  int n_filled = 0;  // the most stages that a segment has filled; a fresh one needs no waiting
+  for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
+    for (int round = 0; round < rounds; round++, n_filled++) {
+#pragma unroll
+      for (int s = 0; s < kSegments; s++) {
+        const int begin = s * n_blocks / kSegments;
+        if (begin + round >= (s + 1) * n_blocks / kSegments) continue;
+        Place& place = places[s];
+        if (n_filled >= ring.stages) mbarrier_wait(ring.empty + place.stage * 8, place.parity);
+        mbarrier_expect(ring.full + place.stage * 8, ring.bytes);
+        load(t, begin + round, ring.data + place.stage * ring.bytes, ring.full + place.stage * 8);
+        place.next(ring, s);
+      }
+    }
+  }
+}
+#endif
 
 template <int tile>
 __global__ void __launch_bounds__(kThreads, 1)
     linear_batch_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                         const __grid_constant__ LinearCall call, const __grid_constant__ BatchTiles tiles) {
 #if QWEN3_SM90A
-  constexpr int kWeight = tile * 128, kAcc = tile / 2;
+  constexpr int kAcc = tile / 2;
   extern __shared__ uint8_t raw_shared[];
-  __shared__ uint64_t full_barriers[kMaxStages], empty_barriers[kMaxStages];
+  __shared__ uint64_t barriers[2 * kSegments * (kMaxWeightStages + kMaxInputStages)];
   const uint32_t aligned = (shared_address(raw_shared) + 1023) & ~1023u;
-  const uint32_t ring = aligned + sums_bytes(tile);
-  const uint32_t full = shared_address(full_barriers), empty = shared_address(empty_barriers);
+  const int n_weights = kSegments * tiles.weight_stages, n_inputs = kSegments * tiles.input_stages;
+  Ring weights, inputs;
+  weights.full = shared_address(barriers);
+  weights.empty = weights.full + n_weights * 8;
+  weights.data = aligned + sums_bytes(tile);
+  weights.stages = tiles.weight_stages;
+  weights.bytes = tile * 128;
+  inputs.full = weights.empty + n_weights * 8;
+  inputs.empty = inputs.full + n_inputs * 8;
+  inputs.data = weights.data + n_weights * weights.bytes;
+  inputs.stages = tiles.input_stages;
+  inputs.bytes = tiles.x_bytes;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int stages = tiles.stages, x_bytes = tiles.x_bytes, stage_bytes = kSegments * (kWeight + x_bytes);
   const int n_blocks = call.col_blocks;
-  const int first = blockIdx.x, step_tiles = gridDim.x;
-  // Rounds: the r-th takes the r-th block of each segment; in the last one some segments may have none left.
-  const int rounds = (n_blocks + kSegments - 1) / kSegments;
-  auto begin_of = [&](int segment) { return segment * n_blocks / kSegments; };
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < stages; i++) {
-      mbarrier_init(full + i * 8, 1);
-      mbarrier_init(empty + i * 8, kSegments * 4);
-    }
+    init(weights);
+    init(inputs);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -74,86 +134,51 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp == kSegments * 4) {
     if (lane == 0) {
       tensor_prefetch(&w_map);
-      tensor_prefetch(&x_map);
-      int begin[kSegments], length[kSegments];
-#pragma unroll
-      for (int s = 0; s < kSegments; s++) {
-        begin[s] = begin_of(s);
-        length[s] = begin_of(s + 1) - begin[s];
-      }
       const uint64_t policy = evict_first();
-      auto load_weights = [&](int row_tile, int round, int at) {
-        const uint32_t barrier = full + at * 8, to = ring + at * stage_bytes;
-        mbarrier_expect(barrier, min(kSegments, n_blocks - round * kSegments) * (kWeight + x_bytes));
-#pragma unroll
-        for (int s = 0; s < kSegments; s++) {
-          if (round < length[s])
-            tensor_load_3d(to + s * kWeight, &w_map, 0, begin[s] + round, row_tile, barrier, policy);
-        }
-      };
-      auto load_inputs = [&](int round, int at) {
-        const uint32_t barrier = full + at * 8, to = ring + at * stage_bytes + kSegments * kWeight;
-#pragma unroll
-        for (int s = 0; s < kSegments; s++) {
-          if (round < length[s]) tensor_load_2d(to + s * x_bytes, &x_map, (begin[s] + round) * kPackCols, 0, barrier);
-        }
-      };
-      int at = 0;
-      uint32_t parity = 1;  // a fresh barrier is past this
-      for (int t = first; t < tiles.count; t += step_tiles) {
-        const int row_tile = t * (tile / 16);
-        int round = 0;
-        if (t == first) {
-          const int ahead = min(stages, rounds);
-          for (int i = 0; i < ahead; i++) load_weights(row_tile, i, i);
-          griddep_wait();
-          for (int i = 0; i < ahead; i++) load_inputs(i, i);
-          round = ahead;
-          at = ahead == stages ? 0 : ahead;
-          parity = ahead == stages ? 0 : 1;
-        }
-        for (; round < rounds; round++) {
-          mbarrier_wait(empty + at * 8, parity);
-          load_weights(row_tile, round, at);
-          load_inputs(round, at);
-          if (++at == stages) {
-            at = 0;
-            parity ^= 1;
-          }
-        }
-      }
+      fill(weights, n_blocks, tiles.count, [&](int t, int block, uint32_t to, uint32_t barrier) {
+        tensor_load_3d(to, &w_map, 0, block, t * (tile / 16), barrier, policy);
+      });
+    }
+    __syncwarp();
+  } else if (warp > kSegments * 4) {
+    if (lane == 0) {
+      tensor_prefetch(&x_map);
+      griddep_wait();
+      fill(inputs, n_blocks, tiles.count, [&](int, int block, uint32_t to, uint32_t barrier) {
+        tensor_load_2d(to, &x_map, block * kPackCols, 0, barrier);
+      });
     }
     __syncwarp();
   } else {
     griddep_wait();
     const int segment = warp / 4, thread = threadIdx.x % 128;
-    const int length = begin_of(segment + 1) - begin_of(segment);
+    const int length = (segment + 1) * n_blocks / kSegments - segment * n_blocks / kSegments;
     float4* sums = reinterpret_cast<float4*>(raw_shared + (aligned - shared_address(raw_shared))) + thread;
     float acc[kAcc];
-    int at = 0;
-    uint32_t parity = 0;
+    Place weight{segment * weights.stages, 0}, input{segment * inputs.stages, 0};
+    const int first = blockIdx.x, step_tiles = gridDim.x;
     for (int t = first; t < tiles.count; t += step_tiles) {
 #pragma unroll 1
-      for (int round = 0; round < rounds; round++) {
-        mbarrier_wait(full + at * 8, parity);
-        if (round < length) {
-          const uint32_t stage = ring + at * stage_bytes;
-          const uint64_t b = plain_descriptor(stage + segment * kWeight);
-          const uint64_t a = swizzled_descriptor(stage + kSegments * kWeight + segment * x_bytes);
-          wgmma_fence();
+      for (int i = 0; i < length; i++) {
+        mbarrier_wait(inputs.full + input.stage * 8, input.parity);
+        mbarrier_wait(weights.full + weight.stage * 8, weight.parity);
+        const uint64_t b = plain_descriptor(weights.data + weight.stage * weights.bytes);
+        const uint64_t a = swizzled_descriptor(inputs.data + input.stage * inputs.bytes);
+        wgmma_fence();
 #pragma unroll
-          for (int step = 0; step < 4; step++) {
-            wgmma<tile>(acc, a + step * 2, b + step * 16, step > 0 || round > 0);
-          }
-          wgmma_commit();
-          wgmma_wait<0>();
-          wgmma_results(acc);
+        for (int step = 0; step < 4; step++) {
+          wgmma<tile>(acc, a + step * 2, b + step * 16, step > 0 || i > 0);
         }
-        if (lane == 0) mbarrier_arrive(empty + at * 8);
-        if (++at == stages) {
-          at = 0;
-          parity ^= 1;
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(acc);
+        // A wgmma is the whole warpgroup's, so when one warp's is done, the warpgroup has read both stages.
+        if (thread == 0) {
+          mbarrier_arrive(weights.empty + weight.stage * 8);
+          mbarrier_arrive(inputs.empty + input.stage * 8);
         }
+        weight.next(weights, segment);
+        input.next(inputs, segment);
       }
       if (length == 0) {
 #pragma unroll
@@ -202,13 +227,20 @@ void run(const LinearCall& call, const Context& ctx) {
   BatchTiles tiles;
   tiles.count = (call.row_tiles + tile / 16 - 1) / (tile / 16);
   tiles.x_bytes = x_rows * 128;
-  const int stage = kSegments * (tile * 128 + tiles.x_bytes);
   // To align; the sums; rows of the last stage's operand that no input fills.
   const int fixed = 1024 + sums_bytes(tile) + (64 - x_rows) * 128;
-  tiles.stages = std::min((kMaxShared - fixed) / stage, kMaxStages);
+  // Two stages of inputs, which come from the second-level cache; weights take the rest, and inputs what they leave.
+  const int weight_round = kSegments * tile * 128, input_round = kSegments * tiles.x_bytes;
+  tiles.input_stages = 2;
+  const int ctas = std::min(tiles.count, ctx.sm_count);
+  const int rounds = (call.col_blocks + kSegments - 1) / kSegments * ((tiles.count + ctas - 1) / ctas);
+  tiles.weight_stages = std::min({(kMaxShared - fixed - 2 * input_round) / weight_round, kMaxWeightStages, rounds});
+  int bytes = fixed + tiles.weight_stages * weight_round + 2 * input_round;
+  for (; tiles.input_stages < kMaxInputStages && bytes + input_round <= kMaxShared; tiles.input_stages++) {
+    bytes += input_round;
+  }
   configure<linear_batch_kernel<tile>>(kMaxShared);
-  const Grid grid{dim3(static_cast<unsigned>(std::min(tiles.count, ctx.sm_count))), dim3(kThreads),
-                  static_cast<size_t>(fixed + tiles.stages * stage)};
+  const Grid grid{dim3(static_cast<unsigned>(ctas)), dim3(kThreads), static_cast<size_t>(bytes)};
   launch("a matrix product of a batch", linear_batch_kernel<tile>, grid, ctx,
          rows_map(call.x, call.n_rows, call.n_in, x_rows),
          weight_map(call.weight, call.row_tiles, call.col_blocks, tile / 16), call, tiles);

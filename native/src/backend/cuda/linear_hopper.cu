@@ -57,16 +57,17 @@ struct StoreEpilogue {
     }
   }
 
-  template <int tile>
-  __device__ __forceinline__ void finish(Sums<tile>& sums, int row, int column, uint32_t staging, int lane) const {
-    using S = Shape<tile>;
+  template <int tile, Rows rows>
+  __device__ __forceinline__ void finish(Sums<tile, rows>& sums, int row, int column, uint32_t staging,
+                                         int lane) const {
+    using S = Shape<tile, rows>;
     const int g = lane / 4, q = lane % 4;
     const bool sends = lane == 0 && row < n_rows;
 #pragma unroll
     for (int turn = 0; turn < S::n_pieces; turn++) {
       float y[32];
       sums.take(turn, y);
-      const int first = column + Sums<tile>::piece(turn) * 64;
+      const int first = column + Sums<tile, rows>::piece(turn) * 64;
       if (mode == LinearMode::kGateUp) {
         const uint32_t to = staging + turn * 1024;
         stage_gated(y, to, g, q);
@@ -109,7 +110,11 @@ void run(const LinearCall& call, const Context& ctx) {
   epilogue.mode = call.mode;
   epilogue.n_rows = call.n_rows;
   epilogue.n_out = call.n_out;
-  run_hopper<tile>("a large matrix product", call, epilogue, ctx);
+  const char* const what = "a large matrix product";
+  const Rows rows = rows_of(call.n_rows);
+  if (rows == Rows::kFew) return run_hopper<tile, Rows::kFew>(what, call, epilogue, ctx);
+  if (rows == Rows::kPair) return run_hopper<tile, Rows::kPair>(what, call, epilogue, ctx);
+  run_hopper<tile, Rows::kMany>(what, call, epilogue, ctx);
 }
 
 }  // namespace

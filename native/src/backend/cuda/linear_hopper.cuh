@@ -2,10 +2,10 @@
 // power. What becomes of a tile's sums is the Epilogue's affair (linear_hopper.cu, qkv_hopper.cu).
 //
 // Persistent and warp-specialised: CTAs walk output tiles of 128 rows x `tile` outputs; in a CTA, warpgroup 0 gives its
-// registers away and one of its threads fills a ring of stages by the copy engine (inputs 128 rows x 64 columns,
-// 128-byte swizzle; weights tile x 64, packed, unswizzled); warpgroups 1 and 2 take 64 rows each and multiply by wgmma,
-// inputs as M, weights as N. One warpgroup's epilogue runs while the other multiplies: it may be a ring's length
-// behind.
+// registers away and one or two of its threads fill stages by the copy engine (inputs 128 rows x 64 columns, 128-byte
+// swizzle; weights tile x 64, packed, unswizzled); warpgroups 1 and 2 take 64 rows each and multiply by wgmma, inputs
+// as M, weights as N. One warpgroup's epilogue runs while the other multiplies: it may be a ring's length behind. How
+// the stages are cut depends on how many rows there are (Rows).
 //
 // Registers: two sets of tile / 2 per thread, the accumulator of the current segment of K and the sum of the finished
 // ones. The sum starts at -0, to which adding is exact, so after four segments it is ((s0 + s1) + s2) + s3. A tile of
@@ -16,7 +16,7 @@
 // block. Under load the card is at its power limit, so that instructions and bytes cost speed even where no unit is
 // busy.
 //
-// Up to kOnceRows, weights are read once, and their lines are the first that the second-level cache drops, as in all
+// Weights that are read once, up to two tiles of rows, are the first lines that the second-level cache drops, as in all
 // products of few rows; with more rows they are the last.
 //
 // Order of tiles: groups of rows (group_rows); inside a group down the rows first, so that the CTAs at work share
@@ -35,23 +35,39 @@ namespace qwen3::cuda::hopper {
 
 inline constexpr int kTileRows = 128;  // per CTA
 inline constexpr int kThreads = 384;
-inline constexpr int kOnceRows = 256;
 inline constexpr int kWarpRows = 16;
 inline constexpr int kConsumerWarps = 8;
 inline constexpr int kInputBytes = kTileRows * 128;  // of a stage
 inline constexpr int kBarrierBytes = 1024;           // full barriers, then empty ones from the middle on
 inline constexpr int kBoxBytes = kWarpRows * 128;    // of finished sums in shared memory, on their way out
 
-template <int tile>
+// How many rows a product has.
+// kMany: one ring of stages that hold weights and inputs.
+// kFew, one tile, bound by reading the weights: a ring of their own, deeper than that of the inputs, which come from
+// the second-level cache and so arrive sooner. kPair, two tiles: as kFew, and the two CTAs of a cluster, each with one
+// of the row tiles, load half of the weights each and send it to both.
+enum class Rows { kFew, kPair, kMany };
+inline Rows rows_of(int n_rows) {
+  return n_rows <= kTileRows ? Rows::kFew : n_rows <= 2 * kTileRows ? Rows::kPair : Rows::kMany;
+}
+
+template <int tile, Rows rows>
 struct Shape {
   static_assert(tile == 128 || tile == 192 || tile == 256);
-  static constexpr int stage_bytes = kInputBytes + tile * 128;
-  static constexpr int n_stages = tile == 128 ? 6 : 4;
-  static constexpr int n_boxes = tile == 192 ? 4 : 2;         // a warp's staging area
-  static constexpr int n_kept = tile == 256 ? 96 : tile / 2;  // sums in registers
-  static constexpr int n_pieces = tile / 64;                  // of 64 outputs, 32 accumulators
+  static constexpr bool one_ring = rows == Rows::kMany;
+  static constexpr int weight_bytes = tile * 128;  // of a stage
+  static constexpr int n_weights = one_ring ? (tile == 128 ? 6 : 4) : tile == 128 ? 8 : tile == 192 ? 6 : 4;  // stages
+  static constexpr int n_inputs = one_ring ? n_weights : tile == 192 ? 3 : 4;
+  // From stage to stage. In one ring inputs and weights of a stage are neighbours.
+  static constexpr int input_step = one_ring ? kInputBytes + weight_bytes : kInputBytes;
+  static constexpr int weight_step = one_ring ? input_step : weight_bytes;
+  static constexpr int weights_at = one_ring ? kInputBytes : n_inputs * kInputBytes;
+  static constexpr int ring_bytes = n_inputs * kInputBytes + n_weights * weight_bytes;
+  static constexpr int n_boxes = tile == 192 && one_ring ? 4 : 2;  // a warp's staging area
+  static constexpr int n_kept = tile == 256 ? 96 : tile / 2;       // sums in registers
+  static constexpr int n_pieces = tile / 64;                       // of 64 outputs, 32 accumulators
   static constexpr int shared_bytes =
-      1024 + kBarrierBytes + n_stages * stage_bytes + kConsumerWarps * n_boxes * kBoxBytes;  // 1,024 to align
+      1024 + kBarrierBytes + ring_bytes + kConsumerWarps * n_boxes * kBoxBytes;  // 1,024 to align
   static constexpr int group_rows = tile == 128 ? 1024 : 2048;  // narrow tiles read more from the second-level cache
   static_assert((tile / 2 - n_kept) * 128 <= n_boxes * kBoxBytes && shared_bytes <= 227 * 1024);
 };
@@ -82,9 +98,9 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low, uint32_t high) {
 
 // Finished sums of a warp: 16 rows x `tile` outputs, taken in pieces of 64 outputs, the last one first: its sums may be
 // in shared memory, where staging will be written.
-template <int tile>
+template <int tile, Rows rows>
 struct Sums {
-  using S = Shape<tile>;
+  using S = Shape<tile, rows>;
   static constexpr int n_spilled = (tile / 2 - S::n_kept) / 32;  // pieces
   static_assert(n_spilled <= 1);
   float kept[S::n_kept];
@@ -134,92 +150,139 @@ struct Sums {
 };
 #endif
 
+// Grid: CTAs of kThreads; kPair: an even number of them, in clusters of 2, and 2 row tiles.
+//
 // Epilogue: begin() in a producer thread; finish(sums, row, column, staging, lane) in each consumer warp for 16 rows
 // from `row`, outputs from `column`; what it sends by the copy engine is sent by lane 0. n_blocks: column blocks, at
 // least kSegments for a tile of 256.
-template <int tile, class Epilogue>
+template <int tile, Rows rows, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 1)
     linear_hopper_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                          const __grid_constant__ Epilogue epilogue, const __grid_constant__ Tiles tiles,
-                         const int n_blocks, const bool weights_once) {
+                         const int n_blocks) {
 #if QWEN3_SM90A
-  using S = Shape<tile>;
+  using S = Shape<tile, rows>;
+  constexpr bool kPair = rows == Rows::kPair;
   extern __shared__ uint8_t raw_shared[];
   const uint32_t full = __shfl_sync(0xffffffffu, (shared_address(raw_shared) + 1023) & ~1023u, 0);
   const uint32_t empty = full + kBarrierBytes / 2, base = full + kBarrierBytes;
+  // Inputs' own barriers, where they have a ring of their own.
+  const uint32_t inputs_full = S::one_ring ? full : full + kBarrierBytes / 4;
+  const uint32_t inputs_empty = S::one_ring ? empty : empty + kBarrierBytes / 4;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
   const int n_tiles = tiles.rows * tiles.columns;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < S::n_stages; i++) {
+    for (int i = 0; i < S::n_weights; i++) {
       mbarrier_init(full + i * 8, 1);
-      mbarrier_init(empty + i * 8, 2);
+      mbarrier_init(empty + i * 8, kPair ? 4 : 2);
+    }
+    for (int i = 0; i < S::n_inputs && !S::one_ring; i++) {
+      mbarrier_init(inputs_full + i * 8, 1);
+      mbarrier_init(inputs_empty + i * 8, 2);
     }
     fence_mbarrier_init();
   }
-  __syncthreads();
+  if constexpr (kPair) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
   griddep_launch();
 
   if (warp < 4) {
     fewer_registers<24>();
-    if (warp == 0 && lane == 0) {
-      tensor_prefetch(&x_map);
-      tensor_prefetch(&w_map);
-      epilogue.begin();
+    if (lane == 0 && warp < (S::one_ring ? 1 : 2)) {
       int row_tile, column_tile;
-      place_tile(tiles, blockIdx.x, row_tile, column_tile);
-      const uint64_t policy = weights_once ? evict_first() : evict_last();
+      const uint64_t policy = S::one_ring ? evict_last() : evict_first();
       auto load_weights = [&](int block, int at) {
-        mbarrier_expect(full + at * 8, S::stage_bytes);
-        tensor_load_3d(base + at * S::stage_bytes + kInputBytes, &w_map, 0, block, column_tile * (tile / kPackRows),
-                       full + at * 8, policy);
+        const uint32_t to = base + S::weights_at + at * S::weight_step;
+        mbarrier_expect(full + at * 8, S::weight_bytes + (S::one_ring ? kInputBytes : 0));
+        if constexpr (kPair) {
+          const int rank = static_cast<int>(cluster_rank());
+          constexpr int kHalf = tile / kPackRows / 2;
+          tensor_load_3d_for_both(to + rank * (S::weight_bytes / 2), &w_map, 0, block, (column_tile * 2 + rank) * kHalf,
+                                  full + at * 8, policy);
+        } else {
+          tensor_load_3d(to, &w_map, 0, block, column_tile * (tile / kPackRows), full + at * 8, policy);
+        }
       };
       auto load_inputs = [&](int block, int at) {
-        tensor_load_2d(base + at * S::stage_bytes, &x_map, block * kPackCols, row_tile * kTileRows, full + at * 8);
+        tensor_load_2d(base + at * S::input_step, &x_map, block * kPackCols, row_tile * kTileRows,
+                       inputs_full + at * 8);
       };
-      // The first ring's weights come while the kernel before ends.
-      const int early = min(S::n_stages, n_blocks);
-      for (int i = 0; i < early; i++) load_weights(i, i);
-      griddep_wait();
-      for (int i = 0; i < early; i++) load_inputs(i, i);
-      int at = early % S::n_stages;
-      uint32_t parity = early == S::n_stages ? 0 : 1;  // a fresh barrier is past 1
-      int block = early;
-      for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
-        place_tile(tiles, t, row_tile, column_tile);
-        for (; block < n_blocks; block++) {
-          mbarrier_wait(empty + at * 8, parity);
+      // Loads all blocks of all tiles from `block` of this CTA's first one on, as their stages become free.
+      auto load_all = [&](auto stages, uint32_t stage_empty, int block, auto load) {
+        constexpr int n_stages = decltype(stages)::value;
+        int at = block == n_stages ? 0 : block;
+        uint32_t parity = block == n_stages ? 0 : 1;  // a fresh barrier is past 1
+        for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
+          place_tile(tiles, t, row_tile, column_tile);
+          for (; block < n_blocks; block++) {
+            mbarrier_wait(stage_empty + at * 8, parity);
+            load(block, at);
+            if (++at == n_stages) {
+              at = 0;
+              parity ^= 1;
+            }
+          }
+          block = 0;
+        }
+      };
+      if constexpr (S::one_ring) {
+        tensor_prefetch(&x_map);
+        tensor_prefetch(&w_map);
+        epilogue.begin();
+        place_tile(tiles, blockIdx.x, row_tile, column_tile);
+        // The first ring's weights come while the kernel before ends.
+        const int early = min(S::n_weights, n_blocks);
+        for (int i = 0; i < early; i++) load_weights(i, i);
+        griddep_wait();
+        for (int i = 0; i < early; i++) load_inputs(i, i);
+        load_all(std::integral_constant<int, S::n_weights>(), empty, early, [&](int block, int at) {
           load_weights(block, at);
           load_inputs(block, at);
-          if (++at == S::n_stages) {
-            at = 0;
-            parity ^= 1;
-          }
-        }
-        block = 0;
+        });
+      } else if (warp == 0) {
+        tensor_prefetch(&w_map);
+        load_all(std::integral_constant<int, S::n_weights>(), empty, 0, load_weights);
+      } else {
+        tensor_prefetch(&x_map);
+        epilogue.begin();
+        griddep_wait();
+        load_all(std::integral_constant<int, S::n_inputs>(), inputs_empty, 0, [&](int block, int at) {
+          mbarrier_expect(inputs_full + at * 8, kInputBytes);
+          load_inputs(block, at);
+        });
       }
     }
+    if constexpr (kPair) __syncwarp();
   } else {
     more_registers<240>();
     griddep_wait();
     const int group = warp / 4 - 1;
-    const uint32_t staging = base + S::n_stages * S::stage_bytes + (warp - 4) * S::n_boxes * kBoxBytes;
+    const uint32_t staging = base + S::ring_bytes + (warp - 4) * S::n_boxes * kBoxBytes;
     const uint64_t a_first = swizzled_descriptor(base + group * 64 * 128);
-    const uint64_t b_first = plain_descriptor(base + kInputBytes);
+    const uint64_t b_first = plain_descriptor(base + S::weights_at);
     const uint32_t a_low = static_cast<uint32_t>(a_first), a_high = static_cast<uint32_t>(a_first >> 32);
     const uint32_t b_low = static_cast<uint32_t>(b_first), b_high = static_cast<uint32_t>(b_first >> 32);
     // A wgmma is the whole warpgroup's, so when one warp's is done, the warpgroup has read the stage.
     const bool tells = warp % 4 == 0 && lane == 0;
-    auto release = [&](int stage) {
-      if (tells) mbarrier_arrive(empty + stage * 8);
-    };
-    Sums<tile> sums;
+    Sums<tile, rows> sums;
     sums.spill = staging + lane * 16;
-    int at = 0;
-    uint32_t parity = 0;
+    int at = 0, input_at = 0;  // stages of the two rings, or of the one
+    uint32_t parity = 0, input_parity = 0;
+    auto release = [&](int stage, int input_stage) {
+      if (!tells) return;
+      mbarrier_arrive(empty + stage * 8);
+      if constexpr (kPair) mbarrier_arrive_at(cluster_address(empty + stage * 8, cluster_rank() ^ 1));
+      if constexpr (!S::one_ring) mbarrier_arrive(inputs_empty + input_stage * 8);
+    };
     auto multiply = [&](auto first) {  // the block of stage `at`
+      if constexpr (!S::one_ring) mbarrier_wait(inputs_full + input_at * 8, input_parity);
       mbarrier_wait(full + at * 8, parity);
-      const uint32_t a = a_low + at * (S::stage_bytes / 16), b = b_low + at * (S::stage_bytes / 16);
+      const uint32_t a = a_low + (S::one_ring ? at : input_at) * (S::input_step / 16);
+      const uint32_t b = b_low + at * (S::weight_step / 16);
       wgmma_fence();
       if constexpr (decltype(first)::value) {
         wgmma_first<tile>(sums.last, descriptor(a, a_high), descriptor(b, b_high));
@@ -232,9 +295,15 @@ __global__ void __launch_bounds__(kThreads, 1)
       wgmma_commit();
     };
     auto next = [&] {
-      if (++at == S::n_stages) {
+      if (++at == S::n_weights) {
         at = 0;
         parity ^= 1;
+      }
+      if constexpr (!S::one_ring) {
+        if (++input_at == S::n_inputs) {
+          input_at = 0;
+          input_parity ^= 1;
+        }
       }
     };
     for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
@@ -250,18 +319,19 @@ __global__ void __launch_bounds__(kThreads, 1)
           continue;
         }
         multiply(std::true_type());
-        int before = at;
+        int before = at, input_before = input_at;
         next();
 #pragma unroll 1
         for (int block = begin + 1; block < end; block++) {
           multiply(std::false_type());
           wgmma_wait<1>();
-          release(before);
+          release(before, input_before);
           before = at;
+          input_before = input_at;
           next();
         }
         wgmma_wait<0>();
-        release(before);
+        release(before, input_before);
         wgmma_results(sums.last);
         sums.add(s);
       }
@@ -271,23 +341,27 @@ __global__ void __launch_bounds__(kThreads, 1)
                       lane);
     }
     if (lane == 0) bulk_wait_read<0>();
+    if constexpr (kPair) __syncwarp();
   }
+  if constexpr (kPair) cluster_sync();  // nobody sends to a CTA that has ended
 #endif
 }
 
-template <int tile, class Epilogue>
+template <int tile, Rows rows, class Epilogue>
 void run_hopper(const char* what, const LinearCall& call, const Epilogue& epilogue, const Context& ctx) {
-  using S = Shape<tile>;
-  configure<linear_hopper_kernel<tile, Epilogue>>(S::shared_bytes);
+  using S = Shape<tile, rows>;
+  constexpr int kCluster = rows == Rows::kPair ? 2 : 1;
+  configure<linear_hopper_kernel<tile, rows, Epilogue>>(S::shared_bytes);
   Tiles tiles;
   tiles.rows = tile_count(call.n_rows, kTileRows);
   tiles.columns = tile_count(call.row_tiles * kPackRows, tile);
   tiles.group = std::min(tiles.rows, S::group_rows / kTileRows);
-  const int ctas = std::min(ctx.sm_count, tiles.rows * tiles.columns);
-  const Grid grid{dim3(static_cast<unsigned>(ctas)), dim3(kThreads), static_cast<size_t>(S::shared_bytes)};
-  launch(what, linear_hopper_kernel<tile, Epilogue>, grid, ctx, rows_map(call.x, call.n_rows, call.n_in, kTileRows),
-         weight_map(call.weight, call.row_tiles, call.col_blocks, tile / kPackRows), epilogue, tiles, call.col_blocks,
-         call.n_rows <= kOnceRows);
+  const int ctas = std::min(ctx.sm_count / kCluster * kCluster, tiles.rows * tiles.columns);
+  const Grid grid{dim3(static_cast<unsigned>(ctas)), dim3(kThreads), static_cast<size_t>(S::shared_bytes), kCluster};
+  launch(what, linear_hopper_kernel<tile, rows, Epilogue>, grid, ctx,
+         rows_map(call.x, call.n_rows, call.n_in, kTileRows),
+         weight_map(call.weight, call.row_tiles, call.col_blocks, tile / kPackRows / kCluster), epilogue, tiles,
+         call.col_blocks);
 }
 
 // Microseconds: waves of tiles; a tile costs its blocks of columns and some work at its end. Fitted to the four

@@ -209,6 +209,19 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;
 }
+// Arrives at a barrier of another CTA of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_at(uint32_t remote) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+}
+// tensor_load_3d() into both CTAs of a cluster of two, at the same address of each; counts on the barrier of each.
+__device__ __forceinline__ void tensor_load_3d_for_both(uint32_t destination, const void* map, int x, int y, int z,
+                                                        uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(destination),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(static_cast<uint16_t>(3)), "l"(policy)
+      : "memory");
+}
 __device__ __forceinline__ float4 cluster_load_float4(uint32_t address) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"

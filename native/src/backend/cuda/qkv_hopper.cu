@@ -66,8 +66,9 @@ struct QkvEpilogue {
     }
   }
 
-  template <int tile>
-  __device__ __forceinline__ void finish(Sums<tile>& sums, int row, int column, uint32_t staging, int lane) const {
+  template <int tile, Rows rows>
+  __device__ __forceinline__ void finish(Sums<tile, rows>& sums, int row, int column, uint32_t staging,
+                                         int lane) const {
     static_assert(tile == kTile);
     const int g = lane / 4, q = lane % 4;
 #pragma unroll
@@ -75,7 +76,7 @@ struct QkvEpilogue {
       float low[32], high[32];
       sums.take(half * 2, high);
       sums.take(half * 2 + 1, low);
-      const int head = column / kHeadDim + Sums<tile>::piece(half * 2) / 2;
+      const int head = column / kHeadDim + Sums<tile, rows>::piece(half * 2) / 2;
       if (head >= n_heads + 2 * n_kv_heads) continue;
       const bool is_q = head < n_heads, is_k = !is_q && head < n_heads + n_kv_heads;
       const bf16* weight = is_q ? q_norm : is_k ? k_norm : nullptr;
@@ -156,8 +157,9 @@ void qkv_hopper(const SelfAttentionArgs& args, const Context& ctx) {
   epilogue.max_blocks = batch.max_blocks;
   epilogue.n_heads = args.n_heads;
   epilogue.n_kv_heads = args.n_kv_heads;
-  run_hopper<kTile>("qkv_proj with norm and RoPE",
-                    make_linear_call(LinearMode::kStore, args.x, batch.n_tokens, *args.qkv_proj), epilogue, ctx);
+  run_hopper<kTile, Rows::kMany>("qkv_proj with norm and RoPE",
+                                 make_linear_call(LinearMode::kStore, args.x, batch.n_tokens, *args.qkv_proj), epilogue,
+                                 ctx);
 }
 
 }  // namespace qwen3::cuda
