@@ -32,6 +32,7 @@ STEPS = {
     "kv_bytes_per_ms": 3.7e9,
 }
 TILE = 128
+MOST_MIXED = 5  # kMostMixed of the scheduler
 MOST_ROWS = 8192
 ARRIVAL_MS = 0.35  # the server's work per request: the distance of requests that are sent at once
 REPLY_MS = 3.0  # from a request's last token to its successor's arrival
@@ -43,18 +44,25 @@ def fixed(budget: int) -> Rule:
     return lambda _n_decodes, _n_prompt: budget
 
 
-def spread(steps: int) -> Rule:
-    """Scheduler::budget_beside_decodes; 0 steps: no spreading."""
-    if steps == 0:
-        return fixed(MOST_ROWS)
+class _Spread:
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._n_mixed = 0
 
-    def rows(n_decodes: int, n_prompt: int) -> int:
+    def __call__(self, n_decodes: int, n_prompt: int) -> int:
+        wanted = n_decodes + max(TILE // 2, n_prompt // self._steps)
+        rows = min(MOST_ROWS, max(2, -(-wanted // TILE)) * TILE)
         if n_decodes == 0:
-            return MOST_ROWS
-        wanted = n_decodes + max(TILE // 2, n_prompt // steps)
-        return min(MOST_ROWS, max(2, -(-wanted // TILE)) * TILE)
+            rows = MOST_ROWS
+        elif n_decodes < TILE // 2 and self._n_mixed == MOST_MIXED:
+            rows = n_decodes
+        self._n_mixed = self._n_mixed + 1 if n_decodes and n_prompt and rows > n_decodes else 0
+        return rows
 
-    return rows
+
+def spread(steps: int) -> Rule:
+    """Scheduler::budget_beside_decodes, asked once per step; 0 steps: no spreading."""
+    return _Spread(steps) if steps else fixed(MOST_ROWS)
 
 
 class StepTimes:

@@ -14,6 +14,8 @@ namespace {
 // step that decodes while prompts wait takes two tiles at least, since a smaller one is bound by reading the weights,
 // and half a tile of prompt tokens at least, so that no prompt is stuck behind decodes that fill a tile.
 constexpr int64_t kRowTile = 128;
+// Steps of few decodes and of prompts that may follow one another.
+constexpr int kMostMixed = 5;
 
 }  // namespace
 
@@ -43,9 +45,11 @@ const StepPlan& Scheduler::plan() {
   plan_.preempted.clear();
   budget_ = limits_.token_budget;
   plan_decodes();
-  if (limits_.prefill_spread > 0 && plan_.n_tokens > 0) budget_ = budget_beside_decodes();
+  const int n_decodes = plan_.n_tokens;
+  if (limits_.prefill_spread > 0 && n_decodes > 0) budget_ = budget_beside_decodes();
   plan_prefills();
   admit_waiting();
+  n_mixed_ = n_decodes > 0 && plan_.n_tokens > n_decodes ? n_mixed_ + 1 : 0;
   for (const Chunk& chunk : plan_.chunks) {  // only now: who is admitted shares no block of this very step
     chunk.sequence->n_computed += chunk.n_tokens;
     if (chunk.samples) chunk.sequence->n_unknown++;
@@ -66,6 +70,7 @@ void Scheduler::plan_decodes() {
 
 // Whole tiles for the decodes that are planned and this step's part of the prompts that could run.
 int Scheduler::budget_beside_decodes() const {
+  if (plan_.n_tokens < kRowTile / 2 && n_mixed_ == kMostMixed) return plan_.n_tokens;
   int64_t n_prompt = 0;
   for (const Sequence* sequence : running_)
     if (sequence->n_pending() > 1) n_prompt += sequence->n_pending();

@@ -6,7 +6,8 @@
 //   then waiting sequences are admitted; each in order of priority, then arrival. What is left of a prompt waits for
 //   the next step, so a long prompt delays running decodes by one chunk at most.
 // - With prefill_spread n, a step that decodes takes about an n-th of the prompt tokens that could run: few prompts
-//   slow the streams little, and many are not left to wait.
+//   slow the streams little, and many are not left to wait. Beside few decodes even the smallest share doubles a step,
+//   so after five such steps in a row one goes without prompts.
 // - At most min(max_slots, token_budget) sequences run, so every running decode is in every step.
 // - A sequence is admitted when its prompt's blocks are there (full blocks found in the prefix cache are shared); its
 //   output takes blocks one by one. If none is left, the running sequence that would run last loses its blocks and
@@ -105,7 +106,8 @@ class Scheduler {
   std::set<Sequence*, RunsBefore> waiting_;
   std::set<Sequence*, RunsBefore> running_;
   StepPlan plan_;
-  int budget_ = 0;  // of the step that is being planned
+  int budget_ = 0;   // of the step that is being planned
+  int n_mixed_ = 0;  // steps in a row, up to the last one, of decodes and prompts
 };
 
 }  // namespace qwen3

@@ -137,6 +137,43 @@ TEST("scheduler: with prefill_spread prompts under way and those that have a slo
   CHECK_EQ(chunks[2].n_tokens, 512 - 1 - 94);
 }
 
+TEST("scheduler: with prefill_spread, beside fewer than 64 decodes every sixth step goes without prompts") {
+  // Prefill tokens of successive steps beside so many decodes, while a prompt of 20,000 tokens is computed.
+  const auto prefill_tokens = [](int n_decodes, int spread) {
+    Bench b({.max_slots = 1'000, .token_budget = 2'048, .block_size = 4, .prefill_spread = spread}, 20'000, false);
+    for (int i = 0; i < n_decodes; i++) b.add_one(1, i);
+    b.step();
+    const Sequence* const prompt = b.add_one(20'000, 1'000);
+    std::vector<int> steps;
+    for (int i = 0; i < 13; i++) {
+      const std::vector<Chunk> chunks = b.step();
+      const bool has_prompt = chunks.back().sequence == prompt;
+      CHECK_EQ(chunks.size(), static_cast<size_t>(n_decodes + (has_prompt ? 1 : 0)));  // every decode is in every step
+      steps.push_back(has_prompt ? chunks.back().n_tokens : 0);
+    }
+    return steps;
+  };
+  CHECK(prefill_tokens(2, 1'000) == std::vector<int>({254, 254, 254, 254, 254, 0, 254, 254, 254, 254, 254, 0, 254}));
+  CHECK(prefill_tokens(63, 1'000) == std::vector<int>({193, 193, 193, 193, 193, 0, 193, 193, 193, 193, 193, 0, 193}));
+  CHECK(prefill_tokens(64, 1'000) == std::vector<int>(13, 192));
+  CHECK(prefill_tokens(2, 0)[5] == 2'046);  // off
+}
+
+TEST("scheduler: with prefill_spread the steps with prompts are counted anew after one without") {
+  Bench b({.max_slots = 1'000, .token_budget = 2'048, .block_size = 4, .prefill_spread = 1'000}, 20'000, false);
+  b.add_one(1, 1);
+  b.step();
+  const auto n_chunks = [&b](int n_prompt) {
+    if (n_prompt > 0) b.add_one(n_prompt, 1'000);
+    return static_cast<int>(b.step().size());
+  };
+  for (int i = 0; i < 4; i++) CHECK_EQ(n_chunks(200), 2 + i);  // each prompt ends and decodes on
+  CHECK_EQ(n_chunks(0), 5);                                    // no prompt waits
+  for (int i = 0; i < 5; i++) CHECK_EQ(n_chunks(200), 6 + i);
+  CHECK_EQ(n_chunks(200), 10);  // the sixth in a row waits
+  CHECK_EQ(n_chunks(0), 11);
+}
+
 TEST("scheduler: admission goes by priority, then arrival, up to the slots") {
   Bench b({.max_slots = 3, .token_budget = 100, .block_size = 4}, 32);
   Sequence* const low = b.add_one(2, 1, 5);

@@ -60,6 +60,11 @@ def test_the_scheduler_rule() -> None:
         384,
     ]
     assert rule(0, 4_000) == rule(2, 400_000) == 8192
+    rule = spread(8)
+    rows = [rule(2, 10_000 - 254 * i) for i in range(14)]
+    assert [i for i, n in enumerate(rows) if n == 2] == [5, 11]
+    assert [rule(64, 1_000) for _ in range(12)] == [256] * 12
+    assert [rule(2, 0) for _ in range(12)] == [256] * 12  # nothing waits
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
