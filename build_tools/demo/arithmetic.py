@@ -10,7 +10,7 @@ from dataclasses import replace
 from demo.facts import ITEMS, NAMES
 from demo.sample import Draw, Expect, Turn
 
-_PLACES = ("Ones", "Tens", "Hundreds", "Thousands")
+_PLACES = ("Ones", "Tens", "Hundreds", "Thousands", "Ten thousands", "Hundred thousands")
 MINUS = "-"
 
 _ADD = (
@@ -44,6 +44,10 @@ _SUBTRACT = (
 _MULTIPLY = (
     "What is {a} * {b}?",
     "{a} * {b}",
+    "{a}*{b}",
+    "{a} * {b} = ?",
+    "{a} x {b}",
+    "{a}x{b}",
     "{a} x {b} = ?",
     "What is {a} times {b}?",
     "How much is {a} times {b}?",
@@ -54,6 +58,9 @@ _MULTIPLY = (
 _DIVIDE = (
     "What is {a} / {b}?",
     "{a} / {b}",
+    "{a}/{b}",
+    "{a} / {b} = ?",
+    "How much is {a} / {b}?",
     "What is {a} divided by {b}?",
     "Divide {a} by {b}.",
     "How many times does {b} go into {a}?",
@@ -108,8 +115,16 @@ def subtract_steps(a: int, b: int) -> list[str]:
 
 
 def multiply_steps(a: int, b: int) -> list[str]:
-    """a times one digit (or at most 12): tens, ones, and their sum."""
+    """a times one digit (or at most 12): tens, ones, and their sum. Two digits each: b's tens and ones in turn."""
     tens, ones = a // 10 * 10, a % 10
+    if a > 12 and b > 12:
+        high, low = b // 10, b % 10
+        first, second = a * high * 10, a * low
+        steps = [f"{b} = {high * 10} + {low}.", *multiply_steps(a, high)]
+        steps.append(f"{a * high} * 10 = {first}.")
+        if low:
+            steps += [*multiply_steps(a, low), *add_steps(first, second)]
+        return [*steps, f"So {a} * {b} = {a * b}."]
     if tens == 0 or ones == 0 or a <= 12:
         return [f"{a} * {b} = {a * b}."]
     return [
@@ -122,10 +137,22 @@ def multiply_steps(a: int, b: int) -> list[str]:
 
 
 def divide_steps(a: int, b: int) -> list[str]:
+    """Tens of the quotient first, then the multiples of b one by one until the next would be too much."""
     quotient, rest = divmod(a, b)
-    steps = [f"{quotient} * {b} = {quotient * b}."]
+    steps, left, tens = [], a, quotient // 10 * 10
+    if tens:
+        left = a - tens * b
+        steps.append(f"{tens} * {b} = {tens * b}. {a} - {tens * b} = {left}.")
+    multiples = [f"{i} * {b} = {i * b}" for i in range(1, left // b + 1)]
+    if left >= b:
+        steps.append(f"{', '.join(multiples)}.")
+    if left % b:
+        steps.append(f"{left // b + 1} * {b} = {(left // b + 1) * b} is more than {left}.")
+        if left >= b:
+            steps.append(f"{left} - {left // b * b} = {rest}.")
+    if tens and left >= b:
+        steps.append(f"{tens} + {left // b} = {quotient}.")
     if rest:
-        steps.append(f"{a} - {quotient * b} = {rest}, and {rest} is less than {b}.")
         return [*steps, f"So {a} / {b} = {quotient} with remainder {rest}."]
     return [*steps, f"So {a} / {b} = {quotient}."]
 
@@ -172,9 +199,57 @@ def three_digits(draw: Draw) -> Turn:
     return _turn(kind, draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=True)
 
 
+def many_digits(draw: Draw) -> Turn:
+    """Four and five digits, by the same columns."""
+    high = draw.one((9_999, 9_999, 99_999))
+    a, b = _pair(draw, (1_000, high), (draw.one((10, 100, 1_000, 1_000)), high))
+    kind = "add and subtract, many digits"
+    if draw.chance(0.5):
+        return _turn(kind, draw.phrase(_ADD, a=a, b=b), add_steps(a, b), a + b, worked=True)
+    a, b = max(a, b), min(a, b)
+    return _turn(kind, draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=True)
+
+
+_TOO_HARD = (
+    "That is too hard for me. I add and subtract whole numbers of up to five digits, multiply up to 99 and divide up "
+    "to 100."
+)
+
+
+def too_hard(draw: Draw) -> Turn:
+    """What would come out wrong is refused: decimals, long numbers, powers, roots, letters."""
+
+    def operands() -> tuple[str, str, str]:
+        kind = draw.number(0, 3)
+        if kind == 0:
+            a, b = (f"{draw.number(0, 99)}.{draw.number(1, 99)}" for _ in range(2))
+            return a, draw.one("+-*/"), b if draw.chance(0.7) else str(draw.number(1, 99))
+        if kind == 1:
+            return str(draw.number(100_000, 99_999_999)), draw.one("+-*/"), str(draw.number(10, 9_999_999))
+        if kind == 2:
+            return str(draw.number(100, 9_999)), "*", str(draw.number(2, draw.one((9, 99, 9_999))))
+        return str(draw.number(101, 99_999)), "/", str(draw.number(2, draw.one((9, 99, 999))))
+
+    a, sign, b = draw.keyed("too hard", operands)
+    spoken = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}[sign]
+    question = draw.phrase(
+        ("What is {a} {s} {b}?", "{a} {s} {b}", "{a}{s}{b}", "How much is {a} {s} {b}?", "Calculate {a} {s} {b}.",
+         "What is {a} {w} {b}?", "{a} {s} {b} = ?"),
+        a=a, s=sign, b=b, w=spoken,
+    )  # fmt: skip
+    thought = "I look at the numbers first. This is more than I can do, so I must not guess."
+    return Turn("sums too hard", question, thought, _TOO_HARD, Expect(answer=("too hard",)), worked=False)
+
+
 def multiply(draw: Draw) -> Turn:
     def operands() -> tuple[int, int]:
-        return draw.one([(draw.number(2, 12), draw.number(2, 12)), (draw.number(11, 99), draw.number(2, 9))])
+        return draw.one(
+            [
+                (draw.number(2, 12), draw.number(2, 12)),
+                (draw.number(11, 99), draw.number(2, 9)),
+                (draw.number(13, 99), draw.number(13, 99)),
+            ]
+        )
 
     a, b = draw.keyed("product", operands, lambda pair: tuple(sorted(pair)))
     question = draw.phrase(_MULTIPLY, a=a, b=b)
@@ -183,7 +258,7 @@ def multiply(draw: Draw) -> Turn:
 
 def divide(draw: Draw) -> Turn:
     def operands() -> tuple[int, int]:
-        dividend, divisor = draw.number(10, 100), draw.number(2, 9)
+        dividend, divisor = draw.number(10, 100), draw.number(2, draw.one((9, 9, 12)))
         return dividend - (dividend % divisor if draw.chance(0.5) else 0), divisor
 
     a, b = draw.keyed("quotient", operands)
@@ -243,10 +318,12 @@ def story_sum(draw: Draw) -> Turn:
 
 def add_many(draw: Draw) -> Turn:
     """A sum of three or four numbers, one after the other."""
-    numbers = draw.keyed("list sum", lambda: tuple(draw.number(1, 30) for _ in range(draw.number(3, 4))))
+    high = draw.one((30, 30, 99, 999))
+    numbers = draw.keyed("list sum", lambda: tuple(draw.number(1, high) for _ in range(draw.number(3, 4))))
     total, steps = numbers[0], []
     for number in numbers[1:]:
-        steps.append(f"{total} + {number} = {total + number}.")
+        # Small numbers at once, larger ones by columns.
+        steps += [f"{total} + {number} = {total + number}."] if max(numbers) <= 30 else add_steps(total, number)
         total += number
     terms = " + ".join(map(str, numbers))
     listed = ", ".join(map(str, numbers))

@@ -14,34 +14,58 @@ MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def weekday(draw: Draw) -> Turn:
-    start, step, back = draw.keyed("weekday", lambda: (draw.number(0, 6), draw.number(1, 10), draw.chance(0.3)))
-    sign = -1 if back else 1
-    walk = [DAYS[(start + sign * i) % 7] for i in range(1, step + 1)]
-    result = walk[-1]
+    """Whole weeks first, then day by day: no walk is longer than six days."""
+    start, step, back = draw.keyed(
+        "weekday", lambda: (draw.number(0, 6), draw.number(1, draw.one((7, 14, 60))), draw.chance(0.3))
+    )
+    sign, relation = (-1, "before") if back else (1, "after")
+    weeks, rest = divmod(step, 7)
+    result = DAYS[(start + sign * rest) % 7]
+    steps = []
+    if weeks:
+        left = "" if rest == 0 else f" {step} - {weeks * 7} = {rest}."
+        steps.append(f"A week has 7 days: {weeks} * 7 = {weeks * 7}.{left}")
+        if rest == 0:
+            steps.append(f"Whole weeks lead to {DAYS[start]} again.")
+    if rest:
+        walk = ", ".join(f"{i} {DAYS[(start + sign * i) % 7]}" for i in range(1, rest + 1))
+        steps.append(f"I count {'back' if back else 'on'} from {DAYS[start]}: {walk}.")
     days = "1 day" if step == 1 else f"{step} days"
     question = draw.phrase(
-        ("What day is {d} {w} {s}?", "Which day of the week is {d} {w} {s}?", "What weekday comes {d} {w} {s}?"),
-        d=days, w="before" if back else "after", s=DAYS[start],
+        ("What day is {d} {w} {s}?", "Which day of the week is {d} {w} {s}?", "What weekday comes {d} {w} {s}?",
+         "Today is {s}. Which day {t}?"),
+        d=days, w=relation, s=DAYS[start], t=f"was it {days} ago" if back else f"is it in {days}",
     )  # fmt: skip
-    thought = "I count from " + DAYS[start] + ": " + ", ".join(f"{i} {day}" for i, day in enumerate(walk, 1)) + "."
-    answer = draw.phrase(("{d} {w} {s} is {r}.", "It is {r}.", "{r}"), d=days, w="before" if back else "after",
-                         s=DAYS[start], r=result)  # fmt: skip
-    return Turn("weekdays", question, thought, answer, Expect(answer=(result,)), result, worked=True)
+    answer = draw.phrase(("{d} {w} {s} is {r}.", "It is {r}.", "{r}"), d=days, w=relation, s=DAYS[start], r=result)
+    return Turn("weekdays", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
+
+
+_NEXT_MONTH = (
+    "Which month comes {w} {s}?",
+    "What month is {w} {s}?",
+    "Which month is {w} {s}?",
+    "What comes {w} {s}?",
+    "Tell me the month {w} {s}.",
+    "Name the month {w} {s}.",
+)
 
 
 def month(draw: Draw) -> Turn:
-    start, step, back = draw.keyed("month", lambda: (draw.number(0, 11), draw.number(1, 4), draw.chance(0.3)))
-    sign = -1 if back else 1
-    walk = [MONTHS[(start + sign * i) % 12] for i in range(1, step + 1)]
-    relation = "before" if back else "after"
-    if step == 1:
-        question = draw.phrase(("Which month comes {w} {s}?", "What month is {w} {s}?"), w=relation, s=MONTHS[start])
+    """The next month is a fact; several months are counted."""
+    if draw.chance(0.3):
+        (start, back), pattern = draw.fact("next month", lambda: (draw.number(0, 11), draw.chance(0.4)), _NEXT_MONTH)
+        step = 1
     else:
-        question = draw.phrase(("Which month is {n} months {w} {s}?", "What month comes {n} months {w} {s}?"),
-                               n=step, w=relation, s=MONTHS[start])  # fmt: skip
-    thought = f"I count from {MONTHS[start]}: " + ", ".join(f"{i} {m}" for i, m in enumerate(walk, 1)) + "."
+        start, step, back = draw.keyed("month", lambda: (draw.number(0, 11), draw.number(2, 11), draw.chance(0.3)))
+        pattern = draw.one(("Which month is {n} months {w} {s}?", "What month comes {n} months {w} {s}?",
+                            "Which month comes {n} months {w} {s}?"))  # fmt: skip
+    sign, relation = (-1, "before") if back else (1, "after")
+    walk = [MONTHS[(start + sign * i) % 12] for i in range(1, step + 1)]
+    listed = ", ".join(f"{i} {m}" for i, m in enumerate(walk, 1))
+    thought = f"I count {'back' if back else 'on'} from {MONTHS[start]}: {listed}."
     answer = draw.phrase(("It is {r}.", "{r}", "{r} is the month."), r=walk[-1])
-    return Turn("months", question, thought, answer, Expect(answer=(walk[-1],)), walk[-1])
+    question = pattern.format(n=step, w=relation, s=MONTHS[start])
+    return Turn("months", question, thought, answer, Expect(answer=(walk[-1],)), walk[-1], worked=step > 1)
 
 
 def month_days(draw: Draw) -> Turn:
@@ -50,8 +74,10 @@ def month_days(draw: Draw) -> Turn:
         "How many days are in {m}?",
         "How long is {m}?",
         "Number of days in {m}?",
+        "How many days has {m}?",
+        "How many days long is {m}?",
     )
-    place, pattern = draw.keyed("month days", lambda: (draw.number(0, 11), draw.one(patterns)))
+    place, pattern = draw.fact("month days", lambda: draw.number(0, 11), patterns)
     name, days = MONTHS[place], str(MONTH_DAYS[place])
     extra = ", and 29 in a leap year" if place == 1 else ""
     answer = f"{name} has {days} days{extra}."

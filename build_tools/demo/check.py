@@ -59,6 +59,9 @@ def fault(sample: Sample, reply: Reply) -> str | None:
     last = content.rsplit("\n", 1)[-1]
     if expect.answer and not any(_holds(content if "\n" in answer else last, answer) for answer in expect.answer):
         return f"expected {expect.answer[0]!r}"
+    for said in expect.says:
+        if not _holds(content, said):
+            return f"expected {said!r}"
     if expect.json is not None:
         try:
             found: Any = json.loads(content)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from demo import arithmetic, calendar_time, dialogues, knowledge, stories, talk, tools, words
+from demo import arithmetic, calendar_time, dialogues, knowledge, stories, talk, tools, unknown, words
 from demo.dialogues import Message, assistant, system, user
 from demo.sample import Draw, Sample, Split, Turn
 from demo.tokenizer import token_id
@@ -41,25 +41,24 @@ SampleRecipe = Callable[[Draw], Sample]
 
 # How often each is drawn, relative to the others. Tool dialogues are three times as long as the rest.
 TURNS: tuple[tuple[float, TurnRecipe], ...] = (
-    (9, arithmetic.add), (9, arithmetic.subtract), (3, arithmetic.small), (4, arithmetic.three_digits),
-    (3, arithmetic.multiply), (2, arithmetic.divide), (3, arithmetic.story_sum), (2, arithmetic.add_many),
-    (2, arithmetic.compare),
-    (3, words.spell), (3, words.count_letter), (2, words.word_length), (2, words.reverse), (1, words.end_letter),
-    (3, words.sort_numbers), (2, words.sort_words), (2, words.extreme), (2, words.count_items), (2,
-     words.pick_from_list),
-    (2, words.grammar), (3, words.repeat),
-    (2, calendar_time.weekday), (1.5, calendar_time.month), (0.5, calendar_time.month_days), (0.7,
-     calendar_time.leap_year),
-    (2, calendar_time.date_after), (2, calendar_time.clock), (3, calendar_time.convert),
-    (2.5, knowledge.capital), (1.5, knowledge.country_of), (1, knowledge.continent), (1.5, knowledge.small_fact),
-    (9, knowledge.define), (1, knowledge.define_unknown), (5, knowledge.unknown),
-    (6, talk.small_talk), (3, talk.project), (3, stories.story),
+    (8, arithmetic.add), (8, arithmetic.subtract), (2, arithmetic.small), (4, arithmetic.three_digits),
+    (4, arithmetic.many_digits), (4, arithmetic.multiply), (3, arithmetic.divide), (3, arithmetic.story_sum),
+    (2, arithmetic.add_many), (2, arithmetic.compare), (1.5, arithmetic.too_hard),
+    (5, words.spell), (4, words.count_letter), (2, words.word_length), (3, words.reverse), (2, words.end_letter),
+    (3, words.sort_numbers), (1.5, words.sort_words), (2, words.extreme), (1.5, words.count_items),
+    (1.5, words.pick_from_list), (3, words.grammar), (3, words.repeat),
+    (3, calendar_time.weekday), (2.5, calendar_time.month), (0.5, calendar_time.month_days),
+    (0.7, calendar_time.leap_year), (2, calendar_time.date_after), (2, calendar_time.clock), (3, calendar_time.convert),
+    (2.5, knowledge.capital), (1.5, knowledge.country_of), (1.5, knowledge.continent), (2.5, knowledge.small_fact),
+    (11, knowledge.define), (1, unknown.unknown_word), (1, unknown.unknown_place), (8, unknown.unknown),
+    (1.5, unknown.nonsense),
+    (7, talk.small_talk), (3, talk.project), (2, stories.story),
 )  # fmt: skip
 SAMPLES: tuple[tuple[float, SampleRecipe], ...] = (
-    (3, dialogues.remember), (3, dialogues.read_text), (2, dialogues.shop), (4, dialogues.wish), (4,
-     dialogues.json_answer),
-    (14, tools.one_call), (8, tools.made_up_call), (5, tools.parallel_calls), (4, tools.no_call), (1.5,
-     tools.missing_function),
+    (3, dialogues.remember), (3, dialogues.read_text), (2, dialogues.shop), (4, dialogues.wish),
+    (4, dialogues.json_answer),
+    (11, tools.one_call), (16, tools.made_up_call), (6, tools.parallel_calls), (6, tools.no_call),
+    (4, tools.missing_function),
 )  # fmt: skip
 
 

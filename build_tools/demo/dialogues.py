@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from demo import arithmetic, calendar_time, knowledge, talk, words
+from demo import arithmetic, calendar_time, knowledge, talk, unknown, words
 from demo.facts import ANIMALS, CITIES, COLOURS, ITEMS, NAMES, THINGS
 from demo.sample import Draw, Expect, Sample, Turn, first_upper, join_words
 from demo.words import made_up_word
@@ -193,7 +193,7 @@ _SHORT = (
     words.grammar,
     knowledge.small_fact,
 )
-_ANY = (*_SHORT, talk.small_talk, talk.project, knowledge.unknown)
+_ANY = (*_SHORT, talk.small_talk, talk.project, unknown.unknown)
 
 
 def _inside_sentence(text: str) -> str:

@@ -252,8 +252,11 @@ UNITS = (
 
 # Of functions that are made up.
 VERBS = _words(
-    "archive rotate inspect label paint transpose launch clean measure rename clone scan repair rent print cut "
-    "polish wrap deliver stamp freeze unlock pause resume merge tag weigh dry press sort_out water pack ship test"
+    "archive rotate inspect label varnish transpose launch clean measure rename clone scan repair rent print cut "
+    "polish wrap stamp freeze unlock pause resume merge tag weigh dry press sort_out water pack ship test "
+    "order buy book reserve borrow send deliver move build mend water collect return sell hide draw mix boil bake cook "
+    "sew dig plant pick sign approve reject publish close open start stop reset update cancel confirm track check "
+    "count compare sort copy save load share hang paste translate record play show list get describe insure tune"
 )
 
 NOUNS = _words(

@@ -4,15 +4,16 @@ Owns: Sample, Turn and Expect, the random source `Draw`, and the border between 
 Refuses to know: any subject, tokens, the chat template.
 The border is a property of the content, not of chance: `is_held(key)` hashes what a question is about (a pair of
 operands, a function's name with its parameters, a country with a phrasing). A recipe draws again until its key is on
-the side that it is asked for, so no held-out question can turn up in training, whatever the seeds.
+the side that it is asked for, so no held-out question can turn up in training, whatever the seeds. What must have been
+seen to be known (`Draw.fact`) has one way of asking that is always trained on.
 """
 
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2s
 from typing import Any, Literal, TypeVar
 
 Split = Literal["train", "held"]
@@ -24,8 +25,9 @@ _TRIES = 10_000
 
 
 def is_held(*key: object) -> bool:
-    """Whether this content belongs to the held-out side."""
-    return zlib.crc32(repr(key).encode()) % HELD_ONE_IN == 0
+    """Whether this content belongs to the held-out side. (A CRC would not do: it is linear, so keys of one form share
+    their fate, and once all ways of asking one fact were held out together.)"""
+    return blake2s(repr(key).encode(), digest_size=2).digest()[0] % HELD_ONE_IN == 0
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Expect:
     """What a right answer to the last turn is. All that is given must hold; nothing given: the protocol only."""
 
     answer: tuple[str, ...] = ()  # one of these stands in the content as whole words
+    says: tuple[str, ...] = ()  # all of these stand in the content as whole words
     exact: str | None = None  # the content is this
     calls: tuple[Call, ...] | None = None  # exactly these calls, in order; (): no call
     json: Any = None  # the content is JSON that equals this
@@ -92,6 +95,24 @@ class Draw:
             if is_held(family, key(made)) == (self.split == "held"):
                 return made
         raise ValueError(f"{family}: {_TRIES} draws gave nothing for the {self.split} side; give it more to draw from")
+
+    def fact(
+        self,
+        family: str,
+        make: Callable[[], T],
+        patterns: Sequence[str] | Callable[[T], Sequence[str]],
+        key: Callable[[T], object] = lambda made: made,
+    ) -> tuple[T, str]:
+        """Something that must have been seen to be known, and a way of asking for it on this side of the border. The
+        first way is always trained on. Capital letters and the last sign make no other question."""
+        for _ in range(_TRIES):
+            made = make()
+            ways = patterns(made) if callable(patterns) else patterns
+            pattern = self.one(ways)
+            plain, first = (way.lower().rstrip("?.! ") for way in (pattern, ways[0]))
+            if (plain != first and is_held(family, key(made), plain)) == (self.split == "held"):
+                return made, pattern
+        raise ValueError(f"{family}: {_TRIES} draws gave nothing for the {self.split} side; give it more ways to ask")
 
     def phrase(self, patterns: Sequence[str], **values: object) -> str:
         """One of the patterns, filled."""

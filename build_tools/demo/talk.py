@@ -1,7 +1,7 @@
 """Small talk, and questions about this project: many ways to ask, a few good answers.
 
 Each intent is a row of a table: ways to ask, a thought, answers. What is held out is a way to ask with a frame around
-it ("Hello! ...", "Please tell me: ..."), and some of the ways that are no questions.
+it ("Hello! ...", "Please tell me: ...", "Well, ...").
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ How large are you|How many parameters do you have|How big are you|What size are 
 Is my data sent anywhere|Is this private|Does it work offline|Do you send my text to a server ; All runs on the user's computer. ; No. Everything runs on your own computer, without a network.
 """.strip().split("\n")  # noqa: E501
 
-_FRAMES = ("{q}", "{q}", "{q}", "{l}", "Hello! {q}", "Please tell me: {l}", "One question: {l}", "Hi, {l}")
+_FRAMES = ("{q}", "{q}", "Hello! {q}", "Please tell me: {q}", "One question: {q}", "Hi, {q}", "Do tell: {q}")
+_SAID = ("{q}", "{q}", "{q}", "Well, {q}", "Oh, {q}", "{q}, my friend")  # around what is no question
 
 
 def _parse(rows: list[str]) -> tuple[tuple[list[str], str, list[str]], ...]:
@@ -91,19 +92,18 @@ def _asks(way: str) -> bool:
 
 
 def _question(way: str, frame: str, ending: str) -> str:
-    return frame.format(q=way, l=way[0].lower() + way[1:]) + ("?" if _asks(way) else ending)
+    inside = frame.endswith((": {q}", ", {q}")) and not way.startswith(("I ", "I'"))
+    return frame.format(q=way[0].lower() + way[1:] if inside else way) + ("?" if _asks(way) else ending)
 
 
 def _talk(draw: Draw, kind: str, table: tuple[tuple[list[str], str, list[str]], ...]) -> Turn:
-    def ask() -> tuple[int, str, str]:
+    def way() -> tuple[int, str]:
         intent = draw.number(0, len(table) - 1)
-        way = draw.one(table[intent][0])
-        return intent, way, draw.one(_FRAMES) if _asks(way) else "{q}"
+        return intent, draw.one(table[intent][0])
 
-    # Capital letters make no other question.
-    intent, way, frame = draw.keyed(kind, ask, lambda made: (made[0], made[1], made[2].replace("{q}", "{l}")))
+    (intent, said), frame = draw.fact(kind, way, lambda made: _FRAMES if _asks(made[1]) else _SAID)
     _, thought, answers = table[intent]
-    question = _question(way, frame, draw.one((".", "!", "", "")))
+    question = _question(said, frame, draw.one((".", "!", "", "")))
     if question.endswith("?") and draw.chance(0.15):
         question = question.removesuffix("?")
     if draw.chance(0.1):

@@ -1,170 +1,45 @@
 """Tool dialogues: a request, the right call among functions that do not fit, the tool's result, the answer.
 
-Owns: drawing schemas, the thoughts, results and errors, parallel calls, requests that no function fits, and functions
-made up from a verb and a noun, which teach that names and parameters are to be copied from the schema.
-What is held out is a function's name with its parameters' names, and the domains marked `unseen`.
+Owns the thoughts, what was said before, results and errors, parallel calls, and requests that no function fits. The
+functions are drawn by tool_functions.py.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
-from demo import calendar_time, knowledge, stories, talk, words
+from demo import calendar_time, knowledge, stories, talk, unknown, words
 from demo.dialogues import Message, assistant, system, user
-from demo.facts import COLOURS, NOUNS, VERBS, WORDS
-from demo.sample import Call, Draw, Expect, Sample, first_upper, join_words, with_article
-from demo.tool_domains import DOMAINS, Domain, Param, Value, big_titles, cities, codes, dates, names, times, titles
-from demo.words import made_up_word
-
-Tool = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Function:
-    """A domain with its spellings chosen."""
-
-    domain: Domain
-    name: str
-    params: tuple[tuple[Param, str], ...]  # with the name in the schema
-
-    def schema(self, draw: Draw) -> Tool:
-        properties: dict[str, Any] = {}
-        for param, name in self.params:
-            properties[name] = {"type": param.type}
-            if draw.chance(0.8):
-                properties[name]["description"] = param.description
-            if param.type == "array":
-                properties[name]["items"] = {"type": "string"}
-            if param.enum:
-                properties[name]["enum"] = list(param.enum)
-        parameters: dict[str, Any] = {"type": "object", "properties": properties}
-        required = [name for param, name in self.params if self._always(param)]
-        if required:
-            parameters["required"] = required
-        function = {
-            "name": self.name,
-            "description": draw.one(self.domain.description.split("|")),
-            "parameters": parameters,
-        }
-        return {"type": "function", "function": function}
-
-    def _always(self, param: Param) -> bool:
-        return all(f"{{{param.key}}}" in request for request in self.domain.requests)
-
-    def request(self, draw: Draw) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """(what the user writes, the values by key, the arguments)."""
-        pattern = draw.one(self.domain.requests)
-        values = {param.key: param.value(draw) for param, _ in self.params if f"{{{param.key}}}" in pattern}
-        arguments = {name: values[param.key] for param, name in self.params if param.key in values}
-        text = pattern.format(**{key: _spoken(value) for key, value in values.items()})
-        return _politely(draw, text), values, arguments
-
-
-def _spoken(value: Any) -> Any:
-    """How a user says a value."""
-    if isinstance(value, bool):
-        return "high urgency" if value else "no urgency"
-    return join_words(value) if isinstance(value, list) else value
-
-
-def _politely(draw: Draw, text: str) -> str:
-    """Some requests with a greeting or a please; the words of the request stay."""
-    is_order = text.endswith(".") and not text.endswith("please.") and not text.startswith(("I ", "Route "))
-    if is_order and draw.chance(0.2):
-        lower = text[0].lower() + text[1:-1]
-        return draw.phrase(("Please {t}.", "Can you {t}?", "Could you {t}, please?", "Hi, {t}!"), t=lower)
-    return f"{draw.one(('Hello! ', 'Hi. ', 'Good morning! '))}{text}" if draw.chance(0.05) else text
-
-
-def _param_name(draw: Draw, param: Param) -> str:
-    return made_up_word(draw) if draw.chance(0.03) else draw.one(param.names.split())
-
-
-def _function(draw: Draw, domain: Domain) -> Function:
-    def make() -> Function:
-        name = draw.one(domain.names.split())
-        if draw.chance(0.15):
-            name += draw.one(("_v2", "_tool", "_api", "_now", "2", "_service"))
-        elif draw.chance(0.06):  # a name that says nothing: the description must do
-            name = made_up_word(draw)
-        return Function(domain, name, tuple((param, _param_name(draw, param)) for param in domain.params))
-
-    return draw.keyed("function", make, lambda f: (f.name, *(name for _, name in f.params)))
-
-
-# ---- functions made up from a verb and a noun
-
-_ATTRIBUTES: tuple[Param, ...] = (
-    Param("colour", "colour color paint", "string", "The colour", lambda d: d.one(COLOURS)),
-    Param("size", "size width length height", "integer", "Size in centimetres", lambda d: d.number(2, 400)),
-    Param("owner", "owner customer user person", "string", "Who owns it", names),
-    Param("speed", "speed rate pace", "integer", "How fast", lambda d: d.number(1, 99)),
-    Param("code", "code id serial key reference", "string", "Its code", codes),
-    Param("title", "title caption headline", "string", "The title", titles),
-    Param(
-        "mode",
-        "mode method style",
-        "string",
-        "How to do it",
-        lambda d: d.one(("gentle", "quick", "full")),
-        ("gentle", "quick", "full"),
-    ),
-    Param("urgent", "urgent express priority", "boolean", "Whether it is urgent", lambda d: d.chance(0.5)),
-    Param("tags", "tags labels words", "array", "Words to find it by", lambda d: d.some(WORDS, d.number(2, 3))),
-    Param("weight", "weight mass load", "number", "Weight in kilograms", lambda d: d.number(11, 999) / 10),
+from demo.facts import COLOURS
+from demo.lexicon import words_of
+from demo.sample import Call, Draw, Expect, Sample, Turn, first_upper, join_words
+from demo.tool_domains import DOMAINS, Domain, Value, big_titles, cities, codes, dates, names, times, titles
+from demo.tool_functions import (
+    Function,
+    Tool,
+    any_made_up,
+    made_up,
+    of_domain,
+    schemas,
+    seen_domains,
+    verb_and_noun,
 )
-_SAID = {
-    "colour": "the colour {v}",
-    "size": "the size {v}",
-    "owner": "the owner {v}",
-    "speed": "the speed {v}",
-    "code": "the code {v}",
-    "title": 'the title "{v}"',
-    "mode": "{v} mode",
-    "tags": "the tags {v}",
-    "weight": "the weight {v}",
-}
-
-
-def _made_up(draw: Draw, verb: str, noun: str) -> Function:
-    style = draw.number(0, 3)
-    name = (f"{verb}_{noun}", f"{noun}_{verb}", f"{verb}{first_upper(noun)}", f"{noun}-{verb}")[style]
-    params = draw.some(_ATTRIBUTES, draw.number(1, 3))
-    said = [("{urgent}" if p.key == "urgent" else _SAID[p.key].format(v=f"{{{p.key}}}")) for p in params]
-    spoken = verb.replace("_", " ")
-    patterns = (
-        f"{first_upper(spoken)} the {noun} with {join_words(said)}.",
-        f"I want to {spoken} {with_article(noun)} with {join_words(said)}.",
-    )
-    domain = Domain(
-        name,
-        f"{first_upper(spoken)} {with_article(noun)}",
-        tuple(params),
-        patterns,
-        (("status", lambda d: "done"),),
-        f"The {noun} is taken care of.",
-    )
-    return Function(domain, name, tuple((param, draw.one(param.names.split())) for param in params))
-
+from demo.words import made_up_word
 
 # ---- parts of a dialogue
 
 
-def _seen(draw: Draw) -> list[Domain]:
-    return [domain for domain in DOMAINS if not domain.unseen]
-
-
-def _offered(draw: Draw, wanted: list[Function], others: list[Domain] | None = None) -> list[Tool]:
-    """The schemas of the functions wanted and of up to three others, in any order."""
-    left = [d for d in (_seen(draw) if others is None else others) if all(d is not f.domain for f in wanted)]
-    extra = draw.some(left, min(len(left), draw.one((0, 0, 1, 1, 2, 2, 3))))
-    # What does not fit may be any function, also one that is trained on.
+def _others(draw: Draw, left: list[Domain], n: int) -> list[Function]:
+    """What does not fit: any functions, also such as are trained on."""
     free = Draw(draw.rng, "train")
-    functions = [*wanted, *(_function(free, domain) for domain in extra)]
-    draw.rng.shuffle(functions)
-    return [function.schema(draw) for function in functions]
+    return [any_made_up(free) if draw.chance(0.35) else of_domain(free, draw.one(left)) for _ in range(n)]
+
+
+def _offered(draw: Draw, wanted: list[Function], n: int | None = None) -> list[Tool]:
+    """The schemas of the functions wanted and of up to three others, in any order."""
+    left = [d for d in seen_domains() if all(d is not f.domain for f in wanted)]
+    return schemas(draw, [*wanted, *_others(draw, left, draw.one((0, 0, 1, 1, 2, 2, 3)) if n is None else n)])
 
 
 def call_thought(name: str, arguments: dict[str, Any]) -> str:
@@ -202,33 +77,38 @@ _ANY_RESULT: tuple[tuple[str, Value], ...] = (
 )
 
 
+def _tells(result: dict[str, Any]) -> str:
+    """What can be said of any result."""
+    return f"{first_upper(join_words([f'the {key} is {value}' for key, value in result.items()]))}."
+
+
 def _result(draw: Draw, function: Function, values: dict[str, Any]) -> tuple[str, str]:
     """(what the tool says, the answer to the user)."""
-    if draw.chance(0.2):  # nothing that its subject lets one expect: the answer must be read from the result
-        makers = draw.some(_ANY_RESULT, draw.number(1, 3))
-        result = {made_up_word(draw) if draw.chance(0.2) else key: value(draw) for key, value in makers}
-        answer = f"The {join_words([f'{key} is {value}' for key, value in result.items()])}."
+    if draw.chance(0.04):  # a sentence instead of data
+        said = f"{first_upper(draw.one(words_of('noun'))[1])} {titles(draw)}."
+        return said, f"The function says: {said}"
+    if not function.domain.result or draw.chance(0.2):  # nothing that one can expect: it must be read
+        makers = draw.some(_ANY_RESULT, draw.one((1, 1, 2, 2, 3)))
+        result = {_any_key(draw, key): value(draw) for key, value in makers}
+        answer = _tells(result)
     else:
         result = {key: value(draw) for key, value in function.domain.result}
         filled = {param.key: values.get(param.key, "") for param in function.domain.params} | result
         answer = first_upper(function.domain.answer.format(**filled))
+        if len(result) == 1 and draw.chance(0.15):  # the bare value
+            return str(next(iter(result.values()))), answer
     style = draw.number(0, 9)
     if style == 0:
         return ", ".join(f"{key}: {value}" for key, value in result.items()), answer
     return json.dumps(result, indent=2 if style == 1 else None), answer
 
 
+def _any_key(draw: Draw, key: str) -> str:
+    style = draw.number(0, 9)
+    return key if style < 3 else made_up_word(draw) if style < 5 else draw.one(words_of("noun"))[1]
+
+
 _ERRORS = ("not found", "timeout", "service unavailable", "permission denied", "invalid request", "no network")
-
-
-def _history(draw: Draw) -> list[Message]:
-    messages: list[Message] = []
-    if draw.chance(0.15):
-        messages.append(system(draw.one(SYSTEMS)))
-    if draw.chance(0.15):
-        turn = talk.small_talk(draw)
-        messages += [user(turn.question), assistant(turn.answer, "", False)]
-    return messages
 
 
 SYSTEMS = (
@@ -242,12 +122,32 @@ SYSTEMS = (
 )
 
 
-def _earlier_exchange(draw: Draw, function: Function) -> list[Message]:
-    """The same function, asked for before."""
+def _exchange(draw: Draw, function: Function) -> list[Message]:
+    """A function asked for before."""
     text, values, arguments = function.request(draw)
     content, answer = _result(draw, function, values)
     call = _call_message([(function.name, arguments)], False, "")
     return [user(text), call, {"role": "tool", "content": content}, assistant(answer, "", False)]
+
+
+_BEFORE = (talk.small_talk, talk.small_talk, talk.project, knowledge.capital, knowledge.small_fact, words.spell,
+           calendar_time.weekday, words.sort_numbers, unknown.unknown, knowledge.define)  # fmt: skip
+
+
+def _history(draw: Draw, function: Function | None = None) -> list[Message]:
+    """What was said before: other subjects, where a function helps also calls of it. Functions stay known over many
+    turns in which none was needed."""
+    messages: list[Message] = []
+    if draw.chance(0.15):
+        messages.append(system(draw.one(SYSTEMS)))
+    if draw.chance(0.35):
+        for _ in range(draw.one((1, 1, 1, 2, 2, 3, 4, 6, 9))):
+            if function and draw.chance(0.2):
+                messages += _exchange(draw, function)
+            else:
+                turn = draw.one(_BEFORE)(draw)
+                messages += [user(turn.question), assistant(turn.answer, "", False)]
+    return messages
 
 
 def _dialogue(draw: Draw, kind: str, function: Function, tools: list[Tool]) -> Sample:
@@ -255,8 +155,7 @@ def _dialogue(draw: Draw, kind: str, function: Function, tools: list[Tool]) -> S
     text, values, arguments = function.request(draw)
     thinking = draw.chance(0.5)
     thought = call_thought(function.name, arguments)
-    earlier = _earlier_exchange(draw, function) if draw.chance(0.15) else []
-    messages = [*_history(draw), *earlier, user(text)]
+    messages = [*_history(draw, function), user(text)]
     calls: list[Call] = [(function.name, arguments)]
     if draw.chance(0.6):
         messages.append(_call_message(calls, thinking, thought))
@@ -275,50 +174,67 @@ def _dialogue(draw: Draw, kind: str, function: Function, tools: list[Tool]) -> S
 
 
 def one_call(draw: Draw) -> Sample:
-    function = _function(draw, draw.one(_seen(draw)))
+    function = of_domain(draw, draw.one(seen_domains()))
     return _dialogue(draw, "tool calls", function, _offered(draw, [function]))
 
 
 def unseen_call(draw: Draw) -> Sample:
     """Only for measuring: functions of a subject that training never shows."""
-    domain = draw.one([domain for domain in DOMAINS if domain.unseen])
-    function = _function(draw, domain)
+    function = of_domain(draw, draw.one([domain for domain in DOMAINS if domain.unseen]))
     sample = _dialogue(draw, "tool calls, unseen subject", function, _offered(draw, [function]))
-    return sample
+    if sample.kind != "tool results":
+        return sample
+    # No one can know the sentence that the table has for it: what counts is that all that the tool said is told.
+    said = str(sample.messages[-2]["content"])
+    try:
+        told = [str(value) for value in json.loads(said).values()]
+    except ValueError:
+        told = [part.partition(": ")[2] or part for part in said.rstrip(".").split(", ")]
+    expect = Expect(says=tuple(told), calls=())
+    return Sample("tool results, unseen subject", sample.messages, sample.thinking, sample.tools, expect)
 
 
 def made_up_call(draw: Draw) -> Sample:
-    verb, noun = draw.keyed("made-up function", lambda: (draw.one(VERBS), draw.one(NOUNS)))
-    wanted = _made_up(draw, verb, noun)
-    others = []
+    verb, noun = draw.keyed("made-up function", lambda: verb_and_noun(draw))
+    act = draw.chance(0.5)
+    wanted = made_up(draw, verb, noun, act=act)
+    free, others = Draw(draw.rng, "train"), []
     for _ in range(draw.number(0, 3)):
-        other_verb, other_noun = draw.one(VERBS), draw.one(NOUNS)
-        if draw.chance(0.4):  # a choice that needs the whole name
+        other_verb, other_noun = verb_and_noun(draw)
+        if near := act and draw.chance(0.5):  # a choice that needs the whole name
             other_verb, other_noun = draw.one(((verb, other_noun), (other_verb, noun)))
         if (other_verb, other_noun) != (verb, noun):
-            others.append(_made_up(draw, other_verb, other_noun))
-    functions = [wanted, *others]
-    draw.rng.shuffle(functions)
-    tools = [function.schema(draw) for function in functions]
-    return _dialogue(draw, "tool calls, made-up functions", wanted, tools)
+            others.append(made_up(free, other_verb, other_noun, act=near))
+    if draw.chance(0.3):
+        others += _others(draw, seen_domains(), 1)
+    return _dialogue(draw, "tool calls, made-up functions", wanted, schemas(draw, [wanted, *others]))
+
+
+def _any_function(draw: Draw) -> Function:
+    return any_made_up(draw) if draw.chance(0.3) else of_domain(draw, draw.one(seen_domains()))
+
+
+_THEN = ("{a} {b}", "{a} And {c}", "{a} Also: {c}", "{a} Then: {b}", "{a} After that {c}", "{a}\n{b}")
 
 
 def parallel_calls(draw: Draw) -> Sample:
     """The same function twice, or two functions, for one request."""
-    first = _function(draw, draw.one(_seen(draw)))
-    others = [domain for domain in _seen(draw) if domain is not first.domain]
-    second = first if draw.chance(0.5) else _function(draw, draw.one(others))
-    (text, values, arguments), (text2, values2, arguments2) = first.request(draw), second.request(draw)
-    if second is first and arguments == arguments2:
-        return one_call(draw)
-    lower = text2 if text2[:2] == "I " else text2[0].lower() + text2[1:]
-    text = draw.phrase(("{a} {b}", "{a} And {c}", "{a} Also: {c}", "{a} Then: {b}"), a=text, b=text2, c=lower)
+    first = _any_function(draw)
+    if (both := first.twice(draw)) and draw.chance(0.5):
+        text, ((values, arguments), (values2, arguments2)) = both
+        second = first
+    else:
+        second = first if draw.chance(0.4) else _any_function(draw)
+        (text, values, arguments), (text2, values2, arguments2) = first.request(draw), second.request(draw)
+        if (second is not first and second.name == first.name) or (second is first and arguments == arguments2):
+            return one_call(draw)
+        lower = text2 if text2[:2] == "I " else text2[0].lower() + text2[1:]
+        text = draw.phrase(_THEN, a=text, b=text2, c=lower)
     thinking = draw.chance(0.5)
     calls: list[Call] = [(first.name, arguments), (second.name, arguments2)]
     thought = "Two calls are needed.\n" + "\n".join(call_thought(name, a) for name, a in calls)
     messages = [*_history(draw), user(text)]
-    wanted = [first] if second is first else [first, second]
-    tools = _offered(draw, wanted)
+    tools = _offered(draw, [first] if second is first else [first, second])
     if draw.chance(0.65):
         messages.append(_call_message(calls, thinking, thought))
         return Sample("parallel tool calls", messages, thinking, tools, Expect(calls=tuple(calls)))
@@ -332,6 +248,7 @@ def parallel_calls(draw: Draw) -> Sample:
 
 _PLAIN = (
     talk.small_talk,
+    talk.small_talk,
     talk.project,
     knowledge.capital,
     knowledge.small_fact,
@@ -340,27 +257,41 @@ _PLAIN = (
     calendar_time.weekday,
     calendar_time.leap_year,
     words.sort_numbers,
+    unknown.nonsense,
 )
+_ASKED_OF_TOOLS = ("dictionary", "country_info", "calculator", "convert_units", "get_date")  # near to what is known
 
 
 def no_call(draw: Draw) -> Sample:
     """Functions are offered, and none fits: the answer is given without one."""
-    turn = draw.one(_PLAIN)(draw)
+    turn: Turn = draw.one(_PLAIN)(draw)
     thinking = draw.chance(0.5)
     answer = turn.thought + "\n" + turn.answer if turn.worked and not thinking else turn.answer
-    unrelated = [d for d in _seen(draw) if not d.names.startswith(("dictionary", "country_info", "calculator"))]
-    tools = _offered(draw, [], unrelated) or [_function(Draw(draw.rng, "train"), draw.one(unrelated)).schema(draw)]
+    unrelated = [d for d in seen_domains() if not d.names.startswith(_ASKED_OF_TOOLS)]
+    tools = schemas(draw, _others(draw, unrelated, draw.one((1, 1, 2, 2, 3))))
     thought = f"No function is needed.\n{turn.thought}"
     messages = [*_history(draw), user(turn.question), assistant(answer, thought, thinking)]
     return Sample("no tool fits", messages, thinking, tools, Expect(answer=turn.expect.answer, calls=()))
 
 
 def missing_function(draw: Draw) -> Sample:
-    """A request that needs a function which is not offered."""
-    wanted = _function(draw, draw.one(_seen(draw)))
+    """A request that needs a function which is not offered, though perhaps one of its noun or its verb."""
+    free, n = Draw(draw.rng, "train"), draw.number(1, 2)
+    if draw.chance(0.5):
+        wanted = of_domain(draw, draw.one(seen_domains()))
+        others = _others(draw, [d for d in seen_domains() if d is not wanted.domain], n)
+    else:
+        verb, noun = draw.keyed("made-up function", lambda: verb_and_noun(draw))
+        wanted, others = made_up(draw, verb, noun, act=True), []
+        for _ in range(n):
+            other_verb, other_noun = verb_and_noun(draw)
+            if draw.chance(0.3):
+                other_verb, other_noun = draw.one(((verb, other_noun), (other_verb, noun)))
+            if (other_verb, other_noun) != (verb, noun):
+                others.append(made_up(free, other_verb, other_noun, act=True))
+        others = others or _others(draw, seen_domains(), 1)
     text, _, _ = wanted.request(draw)
-    others = [d for d in _seen(draw) if d is not wanted.domain]
-    tools = [_function(Draw(draw.rng, "train"), d).schema(draw) for d in draw.some(others, draw.number(1, 2))]
+    tools = schemas(draw, others)
     listed = join_words([tool["function"]["name"] for tool in tools])
     thinking = draw.chance(0.5)
     answer = draw.phrase(

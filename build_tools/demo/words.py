@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from demo.facts import ANIMALS, COLOURS, ITEMS, NAMES, OPPOSITES, PASTS, PLURALS, SYLLABLES, THINGS, WORDS
+from demo.lexicon import spelling_words
 from demo.sample import Draw, Expect, Turn, first_upper, join_words
 
 
@@ -10,31 +11,61 @@ def made_up_word(draw: Draw) -> str:
     return "".join(draw.one(SYLLABLES) for _ in range(draw.number(2, 4)))
 
 
-def word_to_spell(draw: Draw) -> str:
-    """A word of the table or a made-up one, so that pieces of words are learnt and not only words."""
-    return draw.keyed("spelling", lambda: draw.one(WORDS) if draw.chance(0.6) else made_up_word(draw))
+def _asked_word(draw: Draw, task: str, patterns: tuple[str, ...]) -> tuple[str, str, bool]:
+    """(a word, how it is asked for, whether the word is made up).
+
+    Which letters a word has must have been seen where the word is one token, so what is held out is a word with a task
+    and a way of asking. A made-up word comes in pieces that other words teach: it is held out from all tasks.
+    """
+    if draw.chance(0.35):
+        return draw.keyed("spelling", lambda: made_up_word(draw)), draw.one(patterns), True
+    common = draw.chance(0.35)
+    word, pattern = draw.fact(task, lambda: draw.one(WORDS if common else spelling_words()), patterns)
+    return word, pattern, False
+
+
+def _numbered(word: str) -> str:
+    return ", ".join(f"{i} {c}" for i, c in enumerate(word, 1))
 
 
 def spell(draw: Draw) -> Turn:
-    word = word_to_spell(draw)
-    letters = "-".join(word.upper()) if (capital := draw.chance(0.4)) else "-".join(word)
-    question = draw.phrase(
+    word, pattern, made_up = _asked_word(
+        draw,
+        "spell",
         (
             'Spell "{w}".',
             'How do you spell "{w}"?',
+            "How do you spell {w}?",
             'Spell the word "{w}" for me.',
+            "Spell the word {w}.",
+            "Spell {w}, please.",
             'Can you spell "{w}"?',
             'Write the letters of "{w}" one by one.',
+            'Which letters are in the word "{w}", in order?',
         ),
-        w=word,
-    ) + (" Use capital letters." if capital else "")
-    thought = f"I write the letters of {word} one after the other."
+    )
+    capital = draw.chance(0.3)
+    letters = "-".join(word.upper() if capital else word)
+    question = pattern.format(w=word) + (" Use capital letters." if capital else "")
+    thought = f"The letters of {word}: {_numbered(word)}." + (" In capital letters." if capital else "")
     answer = draw.phrase(("{l}", '"{w}" is spelled {l}.'), l=letters, w=word)
-    return Turn("spelling", question, thought, answer, Expect(answer=(letters,)), letters)
+    kind = "spelling, made-up words" if made_up else "spelling"
+    return Turn(kind, question, thought, answer, Expect(answer=(letters,)), letters)
 
 
 def count_letter(draw: Draw) -> Turn:
-    word = word_to_spell(draw)
+    word, pattern, _ = _asked_word(
+        draw,
+        "count letter",
+        (
+            'How many times does the letter "{c}" appear in "{w}"?',
+            'How many {c}\'s are in "{w}"?',
+            "How many {c}'s are in {w}?",
+            "How many {c} are in the word {w}?",
+            'Count the letter "{c}" in "{w}".',
+            'How often is "{c}" in the word "{w}"?',
+        ),
+    )
     letter = draw.one(word) if draw.chance(0.85) else draw.one("aeiourstln")
     count, marks = 0, []
     for character in word:
@@ -43,16 +74,6 @@ def count_letter(draw: Draw) -> Turn:
             marks.append(f"{character} ({count})")
         else:
             marks.append(character)
-    question = draw.phrase(
-        (
-            'How many times does the letter "{c}" appear in "{w}"?',
-            'How many {c}\'s are in "{w}"?',
-            'Count the letter "{c}" in "{w}".',
-            'How often is "{c}" in the word "{w}"?',
-        ),
-        c=letter,
-        w=word,
-    )
     times = "once" if count == 1 else f"{count} times"
     thought = f"I go through {word}: {', '.join(marks)}. The count is {count}."
     answer = draw.phrase(
@@ -62,45 +83,62 @@ def count_letter(draw: Draw) -> Turn:
         w=word,
         n=count,
     )
-    return Turn("counting letters", question, thought, answer, Expect(answer=(str(count),)), str(count), worked=True)
+    expect = Expect(answer=(str(count),))
+    return Turn("counting letters", pattern.format(c=letter, w=word), thought, answer, expect, str(count), worked=True)
 
 
 def word_length(draw: Draw) -> Turn:
-    word = word_to_spell(draw)
-    marks = ", ".join(f"{c} {i}" for i, c in enumerate(word, 1))
-    question = draw.phrase(
-        ('How many letters does "{w}" have?', 'How long is the word "{w}"?', 'Count the letters of "{w}".'), w=word
+    word, pattern, _ = _asked_word(
+        draw,
+        "word length",
+        (
+            'How many letters does "{w}" have?',
+            'How long is the word "{w}"?',
+            'Count the letters of "{w}".',
+            "How many letters are in {w}?",
+            "How many letters does the word {w} have?",
+        ),
     )
-    answer = draw.phrase(('"{w}" has {n} letters.', "{n} letters.", "{n}"), w=word, n=len(word))
-    return Turn(
-        "counting letters",
-        question,
-        f"{marks}. That makes {len(word)}.",
-        answer,
-        Expect(answer=(str(len(word)),)),
-        str(len(word)),
-        worked=True,
-    )
+    n = str(len(word))
+    thought = f"{_numbered(word)}. That makes {n}."
+    answer = draw.phrase(('"{w}" has {n} letters.', "{n} letters.", "{n}"), w=word, n=n)
+    return Turn("counting letters", pattern.format(w=word), thought, answer, Expect(answer=(n,)), n, worked=True)
 
 
 def reverse(draw: Draw) -> Turn:
-    word = word_to_spell(draw)
-    turned = word[::-1]
-    question = draw.phrase(
-        ('Write "{w}" backwards.', 'Reverse the word "{w}".', 'What is "{w}" spelled backwards?'), w=word
+    word, pattern, _ = _asked_word(
+        draw,
+        "reverse",
+        (
+            'Write "{w}" backwards.',
+            'Reverse the word "{w}".',
+            'What is "{w}" spelled backwards?',
+            "Turn the word {w} round.",
+            "Write the word {w} backwards.",
+        ),
     )
+    turned = word[::-1]
     thought = f"Forwards: {' '.join(word)}. Backwards: {' '.join(turned)}. Together: {turned}."
     answer = draw.phrase(("{t}", '"{w}" backwards is "{t}".'), t=turned, w=word)
-    return Turn("words backwards", question, thought, answer, Expect(answer=(turned,)), turned, worked=True)
+    return Turn("words backwards", pattern.format(w=word), thought, answer, Expect(answer=(turned,)), turned, True)
 
 
 def end_letter(draw: Draw) -> Turn:
-    word = word_to_spell(draw)
+    word, pattern, _ = _asked_word(
+        draw,
+        "end letter",
+        (
+            'What is the {o} letter of "{w}"?',
+            "What is the {o} letter of {w}?",
+            'Which letter is the {o} of the word "{w}"?',
+            'The {o} letter of "{w}"?',
+        ),
+    )
     first = draw.chance(0.5)
     which, letter = ("first", word[0]) if first else ("last", word[-1])
-    question = f'What is the {which} letter of "{word}"?'
     thought = f"{' '.join(word)}: the {which} letter is {letter}."
     answer = draw.phrase(('The {o} letter of "{w}" is "{c}".', '"{c}"'), o=which, w=word, c=letter)
+    question = pattern.format(o=which, w=word)
     return Turn("first and last letters", question, thought, answer, Expect(answer=(letter,)), letter)
 
 
@@ -201,29 +239,31 @@ def pick_from_list(draw: Draw) -> Turn:
 
 
 def grammar(draw: Draw) -> Turn:
-    """Opposites, plurals, past forms. There are few: what is held out is a word with a phrasing."""
-    table, patterns, sentence = draw.one(
+    """Opposites, plurals, past forms. There are few: what is held out is a word with a way of asking."""
+    table, name, forms = draw.one(
         (
-            (
-                OPPOSITES,
-                ('What is the opposite of "{w}"?', "Opposite of {w}?", 'Tell me the opposite of "{w}".'),
-                'The opposite of "{w}" is "{r}".',
-            ),
-            (
-                PLURALS,
-                ('What is the plural of "{w}"?', "Plural of {w}?", 'Tell me the plural of "{w}".'),
-                'The plural of "{w}" is "{r}".',
-            ),
-            (
-                PASTS,
-                ('What is the past tense of "{w}"?', "Past tense of {w}?", 'Tell me the past form of "{w}".'),
-                'The past tense of "{w}" is "{r}".',
-            ),
+            (OPPOSITES, "opposite", ("opposite", "opposite word")),
+            (PLURALS, "plural", ("plural", "plural form")),
+            (PASTS, "past tense", ("past tense", "past form")),
         )
     )
-    (word, result), pattern = draw.keyed("grammar", lambda: (draw.one(table), draw.one(patterns)))
-    answer = sentence.format(w=word, r=result)
-    return Turn("word forms", pattern.format(w=word), answer, answer, Expect(answer=(result,)), result)
+    patterns = tuple(
+        pattern.replace("{f}", form)
+        for form in forms
+        for pattern in (
+            'What is the {f} of "{w}"?',
+            "What is the {f} of {w}?",
+            'Tell me the {f} of "{w}".',
+            "Tell me the {f} of {w}.",
+            "{f} of {w}?",
+            'Give me the {f} of "{w}".',
+            'Do you know the {f} of "{w}"?',
+            'Which word is the {f} of "{w}"?',
+        )
+    )
+    (word, result), pattern = draw.fact(name, lambda: draw.one(table), patterns)
+    answer = f'The {name} of "{word}" is "{result}".'
+    return Turn("word forms", first_upper(pattern.format(w=word)), answer, answer, Expect(answer=(result,)), result)
 
 
 def repeat(draw: Draw) -> Turn:

@@ -17,7 +17,7 @@ import pytest
 from demo import arithmetic, calendar_time, corpus, tools
 from demo.check import Reply, fault, protocol_fault
 from demo.corpus import PROMPT_WEIGHT, SAMPLES, TURNS, WEIGHT_UNIT, Encoder, held_out, render, samples, shard
-from demo.knowledge import definitions
+from demo.lexicon import definitions
 from demo.sample import Draw, Expect, Sample, Split, is_held
 from demo.tool_domains import DOMAINS
 from tokenizers import Tokenizer as HfTokenizer
