@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the product of this tree, wherever the script is run from
 
 from demo.check import Reply, fault, protocol_fault  # noqa: E402
-from demo.corpus import held_out  # noqa: E402
+from demo.corpus import RECIPE, held_out  # noqa: E402
 from demo.sample import Sample  # noqa: E402
 
 from qwen3app.abi import EngineOptions  # noqa: E402
@@ -164,6 +164,12 @@ def verdict(missed: Sequence[tuple[Bar, float]], card: Path) -> str:
     return f"this is not what {card} says."
 
 
+def recipe_of(model: Path) -> int:
+    """The number of the recipe that the model was trained by; 1 where its log does not say."""
+    log = model / "training.json"
+    return int(json.loads(log.read_text(encoding="utf-8")).get("recipe", 1)) if log.is_file() else 1
+
+
 def _show_wrong(judged: Sequence[Judged], n: int) -> None:
     for item in [j for j in judged if j.wrong or j.protocol][:n]:
         reply: dict[str, Any] = {
@@ -201,6 +207,12 @@ def main(arguments: list[str] | None = None) -> int:
         judged = asyncio.run(judge_all(model, conversations))
     finally:
         model.close()
+    if (recipe := recipe_of(options.model)) != RECIPE:
+        print(
+            f"evaluate_demo: the model was trained by recipe {recipe}, this asks by recipe {RECIPE}: it may have seen "
+            "some questions, and never heard of others; train it again with train_demo.py",
+            file=sys.stderr,
+        )
     all_scores, results = scores(judged), bar_results(judged)
     text = table(all_scores, results)
     print(f"{text}\n\n{len(judged)} conversations in {time.perf_counter() - begin:.0f} s.")

@@ -31,6 +31,8 @@ from demo.sample import Draw, Sample, Split, Turn
 from demo.tokenizer import token_id
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "qwen3app" / "text" / "qwen3_chat_template.jinja"
+# Goes up when what is held out changes: of a model of another number nobody knows what it has seen.
+RECIPE = 2
 WEIGHT_UNIT = 20  # weights are stored in twentieths
 PROMPT_WEIGHT = 1  # 0.05
 _OPENING = "<|im_start|>assistant\n"

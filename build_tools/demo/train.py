@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from demo.corpus import WEIGHT_UNIT, Encoder, held_out
+from demo.corpus import RECIPE, WEIGHT_UNIT, Encoder, held_out
 from demo.model import DemoModel, DemoShape, Muon
 from demo.stream import ShardStream, TrainOptions, tokenizer_texts
 from demo.tokenizer import make_tokenizer
@@ -97,6 +97,7 @@ class Trainer:
             "torch": torch.__version__,
             "parameters": sum(param.numel() for param in self.model.parameters()),
             "shape": asdict(self.model.shape),
+            "recipe": RECIPE,
             "options": asdict(options),
             "steps": steps,
             "tokens": tokens,

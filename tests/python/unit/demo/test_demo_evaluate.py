@@ -121,6 +121,15 @@ def test_a_random_model_is_asked_and_fails(
     assert "evaluate_demo: missed the bar, two-digit add and subtract: 0.0% of 95.0%" in said.err
     assert "add, two digits: " in said.err
     assert said.err.endswith(f"evaluate_demo: this is not what {tmp_path / 'model' / 'README.md'} says.\n")
+    assert "trained by recipe 1, this asks by recipe 2: it may have seen some questions" in said.err
+
+
+def test_the_number_of_the_recipe_is_in_the_log(tmp_path: Path) -> None:
+    assert evaluate_demo.recipe_of(tmp_path) == 1
+    (tmp_path / "training.json").write_text('{"steps": 3}', encoding="utf-8")
+    assert evaluate_demo.recipe_of(tmp_path) == 1
+    (tmp_path / "training.json").write_text('{"recipe": 7}', encoding="utf-8")
+    assert evaluate_demo.recipe_of(tmp_path) == 7
 
 
 def test_a_missing_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
