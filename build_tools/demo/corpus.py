@@ -3,11 +3,10 @@
 Owns: how often each recipe is drawn, system prompts and earlier turns around a question, the loss weights, packing.
 Everything is a function of the seed and a number: shard i of seed s is the same on every machine.
 
-What is learnt: the last message of the assistant with weight 1,
- as it is generated: behind the prompt that the official
-template writes, tokenized apart from it. The rest of the prompt has a small weight,
- for its English; the first token of
-earlier answers has none, since the template leaves their thoughts out and the model must not learn to do so.
+What is learnt: the last message of the assistant with weight 1, as it is generated: behind the prompt that the official
+template writes, tokenized apart from it. The rest of the prompt has a small weight, for its English; the first token of
+earlier answers has none, since the template leaves their thoughts out and the model must not learn to do so. Nor is a
+thought that went wrong on purpose learnt, only how to come out of it.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "qwen3app" / "text" / "qwen3_ch
 RECIPE = 2
 WEIGHT_UNIT = 20  # weights are stored in twentieths
 PROMPT_WEIGHT = 1  # 0.05
+_LOST = 0.03  # of all thoughts: a thought that went wrong is closed all the same, and an answer follows
 _OPENING = "<|im_start|>assistant\n"
 _NO_THOUGHT = "<think>\n\n</think>\n\n"
 
@@ -84,6 +84,10 @@ def conversation(draw: Draw, turn: Turn, thinking: bool) -> Sample:
             messages += [user(earlier.question), assistant(answer, "", False)]
     question, thought = turn.question, turn.thought
     answer = turn.answer if thinking else plain_answer(turn)
+    if thinking and draw.split == "train" and draw.chance(_LOST):
+        thought = unknown.lost_thought(draw, thought)
+        messages += [user(question), assistant(unknown.LOST, thought, True)]
+        return Sample("lost thoughts", messages, True, given=f"<think>\n{thought}\n")
     if thinking and draw.chance(0.06):  # the soft switches of Qwen3
         if draw.chance(0.7):
             question, thought, answer = f"{question} /no_think", "", plain_answer(turn)
@@ -145,11 +149,14 @@ def _template() -> jinja2.Template:
 
 
 def render(sample: Sample) -> tuple[str, str]:
-    """(the prompt, what the model is to write), by the official template."""
+    """(the prompt with what is given of the answer, what the model is to write), by the official template."""
     text = _template().render(messages=sample.messages, tools=sample.tools)
     opening = text.rindex(_OPENING) + len(_OPENING)
     if not sample.thinking:
         opening += len(_NO_THOUGHT)
+    if sample.given:
+        assert text.startswith(sample.given, opening)
+        opening += len(sample.given)
     return text[:opening], text[opening:].removesuffix("\n")
 
 

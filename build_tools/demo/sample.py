@@ -63,6 +63,7 @@ class Sample:
     thinking: bool
     tools: list[dict[str, Any]] | None = None
     expect: Expect = field(default_factory=Expect)
+    given: str = ""  # how the answer begins that is there already: read, and never learnt
 
     def renamed(self, kind: str) -> Sample:
         return replace(self, kind=kind)

@@ -259,3 +259,24 @@ def nonsense(draw: Draw) -> Turn:
     )
     return Turn("nonsense", said, "I do not understand this. I should say so.", answer,
                 Expect(answer=("do not understand", "do not know")))  # fmt: skip
+
+
+LOST = "I am sorry, I lost the thread. Please ask me in other words."
+
+
+def lost_thought(draw: Draw, thought: str) -> str:
+    """A thought gone wrong, as a small model has them: broken words, another subject, the same again and again."""
+    pieces = thought.split(" ")
+    kind = draw.number(0, 3)
+    if kind == 0:
+        words = [made_up_word(draw) if draw.chance(0.5) else " ".join(made_up_word(draw)) for _ in pieces[:12]]
+        text = " ".join(words)
+    elif kind == 1:
+        text = " ".join(draw.some(pieces, len(pieces)))
+    elif kind == 2:
+        again = " ".join(pieces[: draw.number(1, 6)])
+        text = draw.one((" ", "\n", ". ")).join([again] * draw.number(2, 12))
+    else:
+        other = _question(draw).split(" ")
+        text = " ".join([*pieces[: len(pieces) // 2], *other, made_up_word(draw)])
+    return first_upper(text) + draw.one((".", ".", "!", "", ":"))

@@ -20,6 +20,7 @@ from demo.corpus import PROMPT_WEIGHT, SAMPLES, TURNS, WEIGHT_UNIT, Encoder, hel
 from demo.lexicon import definitions
 from demo.sample import Draw, Expect, Sample, Split, is_held
 from demo.tool_domains import DOMAINS
+from demo.unknown import LOST
 from tokenizers import Tokenizer as HfTokenizer
 
 from qwen3app.text.call_stream import CallPolicy
@@ -130,7 +131,7 @@ def test_held_out_functions_are_in_no_training_schema(many: list[Sample]) -> Non
 
 def test_held_out_has_every_kind() -> None:
     kinds = held_out(20)
-    assert {sample.kind for sample in islice(samples(0), 4_000)} <= set(kinds)
+    assert {sample.kind for sample in islice(samples(0), 4_000)} <= {*kinds, "lost thoughts"}
     assert "tool calls, unseen subject" in kinds
     assert all(len(made) >= 3 for made in kinds.values())
 
@@ -239,12 +240,26 @@ def test_prompts_are_what_the_product_renders(
         prompt = template.render(
             sample.messages[:-1], tools=sample.tools, template_kwargs={"enable_thinking": sample.thinking}
         )
-        assert prompt.text == render(sample)[0]
+        assert prompt.text + sample.given == render(sample)[0]
         assert ids[: len(prompt.ids)] == prompt.ids
-        n = len(prompt.ids)
+        n = len(ids) - 1 - sum(weight == WEIGHT_UNIT for weight in weights)
+        assert n == len(prompt.ids) or sample.given
         assert set(weights[n:-1]) == {WEIGHT_UNIT}
         assert set(weights[:n]) <= {0, PROMPT_WEIGHT}
         assert weights[n - 1] == 0  # how a turn begins is not learnt from prompts
+
+
+def test_a_thought_that_went_wrong_is_closed_and_not_learnt(
+    many: list[Sample], parsers: tuple[Tokenizer, ChatTemplate, Encoder]
+) -> None:
+    _, _, encoder = parsers
+    lost = [sample for sample in many if sample.kind == "lost thoughts"]
+    assert len(lost) > 10
+    assert all(bool(sample.given) == (sample.kind == "lost thoughts") for sample in many)
+    assert not [sample for made in held_out(4).values() for sample in made if sample.given]
+    for ids, weights in encoder.encode_many(lost):
+        learnt = [token for token, weight in zip(ids, weights, strict=True) if weight == WEIGHT_UNIT]
+        assert encoder.tokenizer.decode(learnt, skip_special_tokens=False) == f"</think>\n\n{LOST}<|im_end|>"
 
 
 def reply_of(sample: Sample, ids: list[int], tokenizer: Tokenizer) -> Reply:
@@ -268,6 +283,8 @@ def test_every_dialogue_parses_back_and_scores_full_marks(
     held = [sample for kind in held_out(6).values() for sample in kind]
     conversations = [*many[:1_000], *held]
     for sample, (ids, weights) in zip(conversations, encoder.encode_many(conversations), strict=True):
+        if sample.given:
+            continue
         answer = [token for token, weight in zip(ids, weights, strict=True) if weight == WEIGHT_UNIT]
         assert answer[-1] == encoder.tokenizer.token_to_id("<|im_end|>")
         reply = reply_of(sample, answer[:-1], tokenizer)
