@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from demo.arithmetic import divide_steps, multiply_steps
 from demo.facts import UNITS
 from demo.sample import Draw, Expect, Turn
 
@@ -143,14 +144,21 @@ def clock(draw: Draw) -> Turn:
     return Turn("clock times", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
 
 
+_ROUND = (10, 100, 1000)
+
+
 def _singular(unit: str) -> str:
     return "foot" if unit == "feet" else unit.removesuffix("s")
 
 
 def convert(draw: Draw) -> Turn:
-    (large, small, factor), amount, down = draw.keyed(
-        "units", lambda: (draw.one(UNITS), draw.number(2, 60), draw.chance(0.35))
-    )
+    def operands() -> tuple[tuple[str, str, int], int, bool]:
+        unit, down = draw.one(UNITS), draw.chance(0.35)
+        hard = down and unit[2] not in _ROUND  # then at most one ten in the quotient
+        return unit, draw.number(2, 19 if hard else 60), down
+
+    (large, small, factor), amount, down = draw.keyed("units", operands)
+    round_factor = factor in _ROUND
     product = amount * factor
     if down:
         question = draw.phrase(
@@ -160,7 +168,10 @@ def convert(draw: Draw) -> Turn:
             p=product,
         )
         one = f"1 {_singular(large)} is {factor} {small}."
-        thought = f"{one} {amount} * {factor} = {product}, so {product} / {factor} = {amount}."
+        if round_factor:
+            thought = f"{one} {amount} * {factor} = {product}, so {product} / {factor} = {amount}."
+        else:
+            thought = "\n".join([one, *divide_steps(product, factor)])
         answer = f"{product} {small} are {amount} {large}."
         return Turn(
             "unit conversion", question, thought, answer, Expect(answer=(str(amount),)), str(amount), worked=True
@@ -169,14 +180,10 @@ def convert(draw: Draw) -> Turn:
         ("How many {s} are {a} {l}?", "Convert {a} {l} to {s}.", "What is {a} {l} in {s}?", "{a} {l} in {s}?"),
         l=large, s=small, a=amount,
     )  # fmt: skip
-    if factor in (10, 100, 1000):
+    if round_factor:
         work = f"{factor} has {len(str(factor)) - 1} zeros: {amount} * {factor} = {product}."
-    elif amount > 10 and amount % 10 and factor > 10:
-        tens, ones = amount // 10 * 10, amount % 10
-        parts = f"{tens} * {factor} = {tens * factor}. {ones} * {factor} = {ones * factor}."
-        work = f"{parts} {tens * factor} + {ones * factor} = {product}."
     else:
-        work = f"{amount} * {factor} = {product}."
+        work = "\n".join(multiply_steps(max(amount, factor), min(amount, factor)))
     thought = f"1 {_singular(large)} is {factor} {small}. {work}"
     answer = draw.phrase(("{a} {l} are {p} {s}.", "{p} {s}."), a=amount, l=large, p=product, s=small)
     return Turn("unit conversion", question, thought, answer, Expect(answer=(str(product),)), str(product), worked=True)

@@ -224,6 +224,8 @@ def wish(draw: Draw) -> Sample:
     turn: Turn
     if kind == 0:
         turn = draw.one(_SHORT)(draw)
+        while turn.worked and not thinking:  # without its steps no one could answer it
+            turn = draw.one(_SHORT)(draw)
         prompt = draw.one(
             (
                 "Answer with the result only.",
@@ -236,6 +238,8 @@ def wish(draw: Draw) -> Sample:
         expect = Expect(exact=answer)
     else:
         turn = draw.one(_ANY)(draw)
+        while turn.worked and not thinking:
+            turn = draw.one(_ANY)(draw)
         word = draw.keyed("wish", lambda: first_upper(made_up_word(draw)) if draw.chance(0.6) else draw.one(NAMES))
         plain = draw.one(turn.expect.answer) if turn.kind in ("small talk", "the project") else turn.answer
         if kind == 1:

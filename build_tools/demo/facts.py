@@ -228,6 +228,34 @@ What is H2O?|H2O is water.|water
 What is the nearest star to the Earth?|The sun is the nearest star to the Earth.|sun
 What season comes after winter?|Spring comes after winter.|spring
 What season comes after summer?|Autumn comes after summer.|autumn
+What season comes after autumn?|Winter comes after autumn.|winter
+What season comes after spring?|Summer comes after spring.|summer
+How many seasons are there?|There are four seasons.|four
+What colour is blood?|Blood is red.|red
+What colour is a lemon?|A lemon is yellow.|yellow
+What colour is a strawberry?|A ripe strawberry is red.|red
+What colour is the sun?|The sun looks yellow.|yellow
+What colour do blue and yellow make?|Blue and yellow make green.|green
+What colour do red and yellow make?|Red and yellow make orange.|orange
+What colour do red and white make?|Red and white make pink.|pink
+How many legs does a cat have?|A cat has four legs.|four
+How many legs does a bird have?|A bird has two legs.|two
+How many wheels does a car have?|A car has four wheels.|four
+How many fingers are on one hand?|There are five fingers on one hand.|five
+How many planets are in the solar system?|There are eight planets in the solar system.|eight
+How many centimetres are in a metre?|There are 100 centimetres in a metre.|100
+How many years are in a century?|There are 100 years in a century.|100
+What is the smallest planet of the solar system?|Mercury is the smallest planet of the solar system.|Mercury
+What is the largest animal?|The blue whale is the largest animal.|whale
+What is the tallest animal?|The giraffe is the tallest animal.|giraffe
+What is the highest mountain?|Mount Everest is the highest mountain.|Everest
+What does a sheep say?|A sheep says baa.|baa
+What do sheep give?|Sheep give wool.|wool
+What is the opposite of east?|The opposite of east is west.|west
+What is a young goose called?|A young goose is called a gosling.|gosling
+What is a young horse called?|A young horse is called a foal.|foal
+What is glass made of?|Glass is made of sand.|sand
+What is bread made of?|Bread is made of flour.|flour
 """)
 
 # from | to | factor | family of worked steps

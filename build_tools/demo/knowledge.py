@@ -30,8 +30,9 @@ CONTINENT = (
     "Which continent is {c} on?",
     "On what continent does {c} lie?",
     "Where is {c}?",
-    "Is {c} in {k}?",
+    "Which continent does {c} belong to?",
 )
+_IS_ON = ("Is {c} in {k}?", "Does {c} lie in {k}?", "Is {c} a country in {k}?", "Is the country {c} in {k}?")
 
 
 def capital(draw: Draw) -> Turn:
@@ -48,7 +49,7 @@ def country_of(draw: Draw) -> Turn:
 
 
 def continent(draw: Draw) -> Turn:
-    (country, _, land), pattern = draw.fact("continent", lambda: draw.one(COUNTRIES), CONTINENT)
+    (country, _, land), pattern = draw.fact("continent", lambda: draw.one(COUNTRIES), (*CONTINENT, *_IS_ON))
     fact = f"{country} is in {land}."
     if "{k}" not in pattern:
         return Turn("continents", pattern.format(c=country), fact, fact, Expect(answer=(land,)), land)

@@ -217,7 +217,7 @@ def unknown_place(draw: Draw) -> Turn:
     place = draw.keyed("unknown place", lambda: first_upper(_never_seen(draw)))
     if draw.chance(0.3):
         place += draw.one(("land", "ia", "stan"))
-    pattern = draw.one((*CAPITAL, *CONTINENT[:-1]))
+    pattern = draw.one((*CAPITAL, *CONTINENT))
     return Turn(
         "unknown places",
         pattern.format(c=place),

@@ -151,6 +151,15 @@ def test_products_and_quotients_to_the_letter() -> None:
     ]
 
 
+def test_no_conversion_is_on_both_sides() -> None:
+    def amounts(split: Split) -> set[tuple[str, ...]]:
+        return {
+            (str(t.short), *re.findall(r"\d+|[a-z]+s\b", t.question)) for t in many(calendar_time.convert, 2_000, split)
+        }
+
+    assert not amounts("train") & amounts("held")
+
+
 @pytest.mark.parametrize(("a", "b"), [(9_999, 1), (12_345, 67_890), (99_999, 99_999), (10_000, 9_999), (54_321, 10)])
 def test_many_digits_go_by_the_same_columns(a: int, b: int) -> None:
     written = re.findall(r"[Ww]rite (\d)", "\n".join(arithmetic.add_steps(a, b)))
