@@ -26,6 +26,12 @@ _ADD = (
     "Please add {b} to {a}.",
     "Can you tell me what {a} + {b} is?",
     "compute {a} + {b}",
+    "What's {a} + {b}?",
+    "what is {a}+{b}",
+    "{a} plus {b}",
+    "{a} + {b}, please",
+    "What do {a} and {b} make together?",
+    "How much do you get when you add {a} and {b}?",
 )
 _SUBTRACT = (
     "What is {a} - {b}?",
@@ -40,6 +46,12 @@ _SUBTRACT = (
     "Take {b} away from {a}.",
     "Can you tell me what {a} - {b} is?",
     "compute {a} - {b}",
+    "What's {a} - {b}?",
+    "what is {a}-{b}",
+    "{a} minus {b}",
+    "{a} - {b}, please",
+    "What is left of {a} when you take away {b}?",
+    "How much do you get when you subtract {b} from {a}?",
 )
 _MULTIPLY = (
     "What is {a} * {b}?",
@@ -54,6 +66,8 @@ _MULTIPLY = (
     "Multiply {a} by {b}.",
     "Calculate {a} * {b}.",
     "What is the product of {a} and {b}?",
+    "What's {a} times {b}?",
+    "{a} times {b}",
 )
 _DIVIDE = (
     "What is {a} / {b}?",

@@ -130,7 +130,7 @@ def held_out(n: int, seed: int = 1) -> dict[str, list[Sample]]:
         for i in range(n):
             sample = conversation(draw, recipe(draw), i % 2 == 0)
             found.setdefault(sample.kind, []).append(sample)
-    for sample_recipe in [*(recipe for _, recipe in SAMPLES), tools.unseen_call]:
+    for sample_recipe in [*(recipe for _, recipe in SAMPLES), tools.unseen_call, tools.late_call]:
         draw = Draw(random.Random(f"{seed}/{sample_recipe.__name__}"), "held")
         for _ in range(n):
             sample = sample_recipe(draw)

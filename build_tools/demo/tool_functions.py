@@ -156,7 +156,7 @@ def _verbs() -> tuple[str, ...]:
 
 
 def verb_and_noun(draw: Draw) -> tuple[str, str]:
-    return draw.one(VERBS if draw.chance(0.6) else _verbs()), draw.one(_nouns())
+    return draw.one(VERBS if draw.chance(0.75) else _verbs()), draw.one(_nouns())
 
 
 def _slot(key: str, names_: str, type_: str, description: str, value: Any, enum: tuple[str, ...] = ()) -> Param:

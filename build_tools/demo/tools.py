@@ -134,15 +134,15 @@ _BEFORE = (talk.small_talk, talk.small_talk, talk.project, knowledge.capital, kn
            calendar_time.weekday, words.sort_numbers, unknown.unknown, knowledge.define)  # fmt: skip
 
 
-def _history(draw: Draw, function: Function | None = None) -> list[Message]:
+def _history(draw: Draw, function: Function | None = None, *, long: bool = False) -> list[Message]:
     """What was said before: other subjects, where a function helps also calls of it. Functions stay known over many
     turns in which none was needed."""
     messages: list[Message] = []
     if draw.chance(0.15):
         messages.append(system(draw.one(SYSTEMS)))
-    if draw.chance(0.35):
-        for _ in range(draw.one((1, 1, 1, 2, 2, 3, 4, 6, 9))):
-            if function and draw.chance(0.2):
+    if long or draw.chance(0.35):
+        for _ in range(draw.number(4, 8) if long else draw.one((1, 1, 1, 2, 2, 3, 4, 6, 9))):
+            if function and not long and draw.chance(0.2):
                 messages += _exchange(draw, function)
             else:
                 turn = draw.one(_BEFORE)(draw)
@@ -194,6 +194,18 @@ def unseen_call(draw: Draw) -> Sample:
     return Sample("tool results, unseen subject", sample.messages, sample.thinking, sample.tools, expect)
 
 
+def late_call(draw: Draw) -> Sample:
+    """Only for measuring: a call after some turns about other things."""
+    function = of_domain(draw, draw.one(seen_domains()))
+    text, _, arguments = function.request(draw)
+    messages = [*_history(draw, long=True), user(text)]
+    calls: list[Call] = [(function.name, arguments)]
+    thinking = draw.chance(0.5)
+    messages.append(_call_message(calls, thinking, call_thought(*calls[0])))
+    tools = _offered(draw, [function])
+    return Sample("tool calls, late", messages, thinking, tools, Expect(calls=tuple(calls)))
+
+
 def made_up_call(draw: Draw) -> Sample:
     verb, noun = draw.keyed("made-up function", lambda: verb_and_noun(draw))
     act = draw.chance(0.5)
@@ -201,7 +213,7 @@ def made_up_call(draw: Draw) -> Sample:
     free, others = Draw(draw.rng, "train"), []
     for _ in range(draw.number(0, 3)):
         other_verb, other_noun = verb_and_noun(draw)
-        if near := act and draw.chance(0.5):  # a choice that needs the whole name
+        if near := act and draw.chance(0.35):  # a choice that needs the whole name
             other_verb, other_noun = draw.one(((verb, other_noun), (other_verb, noun)))
         if (other_verb, other_noun) != (verb, noun):
             others.append(made_up(free, other_verb, other_noun, act=near))
