@@ -131,7 +131,7 @@ def _exchange(draw: Draw, function: Function) -> list[Message]:
 
 
 _BEFORE = (talk.small_talk, talk.small_talk, talk.project, knowledge.capital, knowledge.small_fact, words.spell,
-           calendar_time.weekday, words.sort_numbers, unknown.unknown, knowledge.define)  # fmt: skip
+           calendar_time.weekday, words.sort_numbers, unknown.unknown_word, knowledge.define)  # fmt: skip
 
 
 def _history(draw: Draw, function: Function | None = None, *, long: bool = False) -> list[Message]:
