@@ -129,7 +129,10 @@ def subtract_steps(a: int, b: int) -> list[str]:
 
 
 def multiply_steps(a: int, b: int) -> list[str]:
-    """a times one digit (or at most 12): tens, ones, and their sum. Two digits each: b's tens and ones in turn."""
+    """a times one digit (or at most 12): tens, ones, and their sum. Two digits each: b's tens and ones in turn. The
+    small number first: turned round."""
+    if a <= 12 < b:
+        return [f"I turn it round: {b} * {a}.", *multiply_steps(b, a), f"So {a} * {b} = {a * b}."]
     tens, ones = a // 10 * 10, a % 10
     if a > 12 and b > 12:
         high, low = b // 10, b % 10
@@ -189,7 +192,7 @@ def add(draw: Draw) -> Turn:
 
 
 def subtract(draw: Draw) -> Turn:
-    a, b = _pair(draw, (10, 99))
+    a, b = draw.keyed("operands", lambda: (draw.number(10, 99),) * 2) if draw.chance(0.03) else _pair(draw, (10, 99))
     if draw.chance(0.85):
         a, b = max(a, b), min(a, b)
     return _turn("subtract, two digits", draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=a < b)
@@ -199,17 +202,21 @@ def small(draw: Draw) -> Turn:
     """One digit with one or two digits."""
     a, b = _pair(draw, (0, 99), (0, 9))
     if draw.chance(0.5):
+        a, b = (b, a) if draw.chance(0.3) else (a, b)
         return _turn("small sums", draw.phrase(_ADD, a=a, b=b), add_steps(a, b), a + b, worked=False)
-    a, b = max(a, b), min(a, b)
-    return _turn("small sums", draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=False)
+    if draw.chance(0.8):
+        a, b = max(a, b), min(a, b)
+    return _turn("small sums", draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=a < b)
 
 
 def three_digits(draw: Draw) -> Turn:
-    a, b = _pair(draw, (100, 999), (10, 999))
+    a, b = _pair(draw, (100, 999), (draw.one((1, 10, 10, 100)), 999))
     kind = "add and subtract, three digits"
     if draw.chance(0.5):
+        a, b = (b, a) if draw.chance(0.3) else (a, b)
         return _turn(kind, draw.phrase(_ADD, a=a, b=b), add_steps(a, b), a + b, worked=True)
-    a, b = max(a, b), min(a, b)
+    if draw.chance(0.9):
+        a, b = max(a, b), min(a, b)
     return _turn(kind, draw.phrase(_SUBTRACT, a=a, b=b), subtract_steps(a, b), a - b, worked=True)
 
 
@@ -262,12 +269,13 @@ def multiply(draw: Draw) -> Turn:
                 (draw.number(2, 12), draw.number(2, 12)),
                 (draw.number(11, 99), draw.number(2, 9)),
                 (draw.number(13, 99), draw.number(13, 99)),
+                (draw.number(2, 9), draw.number(11, 99)),
             ]
         )
 
     a, b = draw.keyed("product", operands, lambda pair: tuple(sorted(pair)))
     question = draw.phrase(_MULTIPLY, a=a, b=b)
-    return _turn("multiply", question, multiply_steps(a, b), a * b, worked=a > 12)
+    return _turn("multiply", question, multiply_steps(a, b), a * b, worked=max(a, b) > 12)
 
 
 def divide(draw: Draw) -> Turn:
@@ -326,7 +334,7 @@ def story_sum(draw: Draw) -> Turn:
         item=item,
     )
     return Turn(
-        "sums in a story", question, "\n".join([intro, *steps]), answer, Expect(answer=(str(total),)), str(total)
+        "sums in a story", question, "\n".join([intro, *steps]), answer, Expect(answer=(str(total),)), str(total), True
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from demo.arithmetic import divide_steps, multiply_steps
 from demo.facts import UNITS
 from demo.sample import Draw, Expect, Turn
@@ -78,6 +80,8 @@ def month_days(draw: Draw) -> Turn:
         "How many days has {m}?",
         "How many days long is {m}?",
     )
+    if draw.chance(0.3):
+        return _month_of_year(draw)
     place, pattern = draw.fact("month days", lambda: draw.number(0, 11), patterns)
     name, days = MONTHS[place], str(MONTH_DAYS[place])
     extra = ", and 29 in a leap year" if place == 1 else ""
@@ -85,21 +89,56 @@ def month_days(draw: Draw) -> Turn:
     return Turn("months", pattern.format(m=name), answer, answer, Expect(answer=(days,)), days)
 
 
-def leap_year(draw: Draw) -> Turn:
-    year = draw.keyed("year", lambda: draw.number(1801, 2199) if draw.chance(0.9) else draw.one((1900, 2000, 2100)))
+def _month_of_year(draw: Draw) -> Turn:
+    place, year = draw.keyed(
+        "month of year", lambda: (1 if draw.chance(0.4) else draw.number(0, 11), draw.number(1801, 2199))
+    )
+    leap, thought = _leap(year)
+    days = MONTH_DAYS[place] + (place == 1 and leap)
+    fact = f"{MONTHS[place]} {year} has {days} days."
+    thought = f"{thought} {fact}" if place == 1 else f"{MONTHS[place]} has {days} days in every year."
+    question = draw.phrase(("How many days are in {m} {y}?", "How many days does {m} {y} have?",
+                            "How long is {m} {y}?"),                           m=MONTHS[place], y=year)  # fmt: skip
+    return Turn("months", question, thought, fact, Expect(answer=(f"{days} days",)), str(days), worked=place == 1)
+
+
+def _leap(year: int) -> tuple[bool, str]:
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if year % 4:
-        thought = f"{year // 4 * 4} can be divided by 4, {year} cannot. So {year} is not a leap year."
-    elif year % 100:
-        thought = f"{year} can be divided by 4 and not by 100. So {year} is a leap year."
-    else:
-        rest = "also by 400. So it is" if leap else "not by 400. So it is not"
-        thought = f"{year} can be divided by 100, and {rest} a leap year."
+        return leap, f"{year // 4 * 4} can be divided by 4, {year} cannot. So {year} is not a leap year."
+    if year % 100:
+        return leap, f"{year} can be divided by 4 and not by 100. So {year} is a leap year."
+    rest = "also by 400. So it is" if leap else "not by 400. So it is not"
+    return leap, f"{year} can be divided by 100, and {rest} a leap year."
+
+
+def leap_year(draw: Draw) -> Turn:
+    year = draw.keyed("year", lambda: draw.number(1801, 2199) if draw.chance(0.9) else draw.one((1900, 2000, 2100)))
+    leap, thought = _leap(year)
     question = draw.phrase(("Is {y} a leap year?", "Was {y} a leap year?", "Is the year {y} a leap year?"), y=year)
     answer = f"Yes, {year} is a leap year." if leap else f"No, {year} is not a leap year."
     return Turn(
         "leap years", question, thought, answer, Expect(answer=("Yes" if leap else "No",)), answer.split(",")[0]
     )
+
+
+def date_before(draw: Draw) -> Turn:
+    place, day, step = draw.keyed("date before", lambda: (draw.number(0, 11), draw.number(1, 28), draw.number(1, 20)))
+    if day > step:
+        result = f"{MONTHS[place]} {day - step}"
+        work = f"{day} - {step} = {day - step}. That is still in {MONTHS[place]}."
+    else:
+        name, days = MONTHS[place - 1], MONTH_DAYS[place - 1]
+        result = f"{name} {days + day - step}"
+        work = f"{day} is not more than {step}, so it is in {name}, which has {days} days: {days} + {day} - {step} = "
+        work += f"{days + day - step}."
+    question = draw.phrase(
+        ("What date is {n} before {m} {d}?", "Which date comes {n} before {m} {d}?",
+         "Today is {m} {d}. What was the date {n} ago?"),
+        n="1 day" if step == 1 else f"{step} days", m=MONTHS[place], d=day,
+    ) + (" It is not a leap year." if place == 2 else "")  # fmt: skip
+    answer = draw.phrase(("It is {r}.", "{r}"), r=result)
+    return Turn("dates", question, work, answer, Expect(answer=(result,)), result, worked=True)
 
 
 def date_after(draw: Draw) -> Turn:
@@ -115,17 +154,23 @@ def date_after(draw: Draw) -> Turn:
         steps.append(f"{name} has {days} days, so it is still {name}.")
         result = f"{name} {total}"
     plural = "day" if step == 1 else "days"
+    following_day = ("What date comes after {m} {d}?", "What is the date of the day after {m} {d}?")
     question = draw.phrase(
-        ("What date is {n} {p} after {m} {d}?", "Which date comes {n} {p} after {m} {d}?",
-         "Today is {m} {d}. What is the date in {n} {p}?"), n=step, p=plural, m=name, d=day,
+        following_day if step == 1 and draw.chance(0.5) else (
+            "What date is {n} {p} after {m} {d}?", "Which date comes {n} {p} after {m} {d}?",
+            "Today is {m} {d}. What is the date in {n} {p}?"), n=step, p=plural, m=name, d=day,
     ) + (" It is not a leap year." if place == 1 else "")  # fmt: skip
     answer = draw.phrase(("It is {r}.", "{r}"), r=result)
     return Turn("dates", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
 
 
 def clock(draw: Draw) -> Turn:
+    if draw.chance(0.15):
+        return _clock_hours(draw)
+    unit = 5 if draw.chance(0.5) else 1
     hour, minute, step = draw.keyed(
-        "clock", lambda: (draw.number(0, 23), 5 * draw.number(0, 11), 5 * draw.number(1, 18))
+        "clock",
+        lambda: (draw.number(0, 23), unit * draw.number(0, 60 // unit - 1), unit * draw.number(1, 90 // unit)),
     )
     total = minute + step
     steps = [f"{minute} + {step} = {total}."]
@@ -144,20 +189,53 @@ def clock(draw: Draw) -> Turn:
     return Turn("clock times", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
 
 
+def _clock_hours(draw: Draw) -> Turn:
+    hour, minute, step = draw.keyed("clock hours", lambda: (draw.number(0, 23), draw.number(0, 59), draw.number(2, 12)))
+    end = (hour + step) % 24
+    result = f"{end:02}:{minute:02}"
+    steps = [f"{hour} + {step} = {hour + step}."]
+    if hour + step >= 24:
+        steps.append(f"A day has 24 hours: {hour + step} - 24 = {end}.")
+    question = draw.phrase(
+        ("What time is it {n} hours after {t}?", "It is {t}. What time will it be in {n} hours?",
+         "A train leaves at {t} and needs {n} hours. When does it arrive?"), n=step, t=f"{hour:02}:{minute:02}",
+    )  # fmt: skip
+    steps.append(f"So it is {result}.")
+    answer = draw.phrase(("It is {r}.", "{r}", "At {r}."), r=result)
+    return Turn("clock times", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
+
+
 _ROUND = (10, 100, 1000)
+_SIGNS = {
+    "kilometres": "km", "metres": "m", "centimetres": "cm", "millimetres": "mm", "kilograms": "kg", "grams": "g",
+    "litres": "l", "millilitres": "ml", "hours": "h", "minutes": "min",
+}  # fmt: skip
+
+
+def _written(draw: Draw, unit: tuple[str, str, int]) -> tuple[str, str]:
+    """The names of the two units: British, American, or their signs."""
+    large, small, _ = unit
+    style = draw.number(0, 9)
+    if style < 2 and large in _SIGNS and small in _SIGNS:
+        return _SIGNS[large], _SIGNS[small]
+    if style < 5:
+        return re.sub("tres$", "ters", large), re.sub("tres$", "ters", small)
+    return large, small
 
 
 def _singular(unit: str) -> str:
-    return "foot" if unit == "feet" else unit.removesuffix("s")
+    return "foot" if unit == "feet" else unit if unit in _SIGNS.values() else unit.removesuffix("s")
 
 
 def convert(draw: Draw) -> Turn:
     def operands() -> tuple[tuple[str, str, int], int, bool]:
         unit, down = draw.one(UNITS), draw.chance(0.35)
         hard = down and unit[2] not in _ROUND  # then at most one ten in the quotient
-        return unit, draw.number(2, 19 if hard else 60), down
+        easy = unit[2] in _ROUND and draw.chance(0.3)
+        return unit, draw.number(2, 19 if hard else 200 if easy else 60), down
 
-    (large, small, factor), amount, down = draw.keyed("units", operands)
+    unit, amount, down = draw.keyed("units", operands)
+    (large, small), factor = _written(draw, unit), unit[2]
     round_factor = factor in _ROUND
     product = amount * factor
     if down:

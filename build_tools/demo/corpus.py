@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,13 @@ from demo.tokenizer import token_id
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "qwen3app" / "text" / "qwen3_chat_template.jinja"
 # Goes up when what is held out changes: of a model of another number nobody knows what it has seen.
-RECIPE = 2
+RECIPE = 3
 WEIGHT_UNIT = 20  # weights are stored in twentieths
 PROMPT_WEIGHT = 1  # 0.05
 _LOST = 0.03  # of all thoughts: a thought that went wrong is closed all the same, and an answer follows
+_CUT = 0.02  # of all thoughts: one that the host cut short with this sentence, and the answer follows
+CUT = "Considering the limited time by the user, I have to give the solution based on the thinking directly now."
+_NEEDS_THE_THOUGHT = ("no tool fits", "wishes of a system prompt")  # their answers have no steps
 _OPENING = "<|im_start|>assistant\n"
 _NO_THOUGHT = "<think>\n\n</think>\n\n"
 
@@ -44,15 +47,17 @@ SampleRecipe = Callable[[Draw], Sample]
 # How often each is drawn, relative to the others. Tool dialogues are three times as long as the rest.
 TURNS: tuple[tuple[float, TurnRecipe], ...] = (
     (8, arithmetic.add), (8, arithmetic.subtract), (2, arithmetic.small), (4, arithmetic.three_digits),
-    (4, arithmetic.many_digits), (4, arithmetic.multiply), (3, arithmetic.divide), (3, arithmetic.story_sum),
+    (4, arithmetic.many_digits), (4, arithmetic.multiply), (4, arithmetic.divide), (3, arithmetic.story_sum),
     (2, arithmetic.add_many), (2, arithmetic.compare), (1.5, arithmetic.too_hard),
     (5, words.spell), (4, words.count_letter), (2, words.word_length), (3, words.reverse), (2, words.end_letter),
     (3, words.sort_numbers), (1.5, words.sort_words), (2, words.extreme), (1.5, words.count_items),
     (1.5, words.pick_from_list), (3, words.grammar), (3, words.repeat),
-    (3, calendar_time.weekday), (2.5, calendar_time.month), (0.5, calendar_time.month_days),
-    (0.7, calendar_time.leap_year), (2, calendar_time.date_after), (2, calendar_time.clock), (3, calendar_time.convert),
-    (2.5, knowledge.capital), (1.5, knowledge.country_of), (1.5, knowledge.continent), (2.5, knowledge.small_fact),
-    (11, knowledge.define), (1, unknown.unknown_word), (1, unknown.unknown_place), (8, unknown.unknown),
+    (3, calendar_time.weekday), (2.5, calendar_time.month), (0.8, calendar_time.month_days),
+    (0.7, calendar_time.leap_year), (2, calendar_time.date_after),
+    (1.5, calendar_time.date_before), (2.5, calendar_time.clock), (3, calendar_time.convert),
+    (2.5, knowledge.capital), (1.5, knowledge.country_of), (1, knowledge.city_in), (1.5, knowledge.continent),
+    (2.5, knowledge.small_fact),
+    (11, knowledge.define), (1.5, unknown.unknown_word), (1.3, unknown.unknown_place), (8, unknown.unknown),
     (1.5, unknown.nonsense),
     (7, talk.small_talk), (3, talk.project), (2, stories.story),
 )  # fmt: skip
@@ -88,6 +93,9 @@ def conversation(draw: Draw, turn: Turn, thinking: bool) -> Sample:
         thought = unknown.lost_thought(draw, thought)
         messages += [user(question), assistant(unknown.LOST, thought, True)]
         return Sample("lost thoughts", messages, True, given=f"<think>\n{thought}\n")
+    if thinking and draw.split == "train" and draw.chance(_CUT):
+        messages += [user(question), assistant(plain_answer(turn), thought, True)]
+        return _cut_short(draw, Sample(turn.kind, messages, True))
     if thinking and draw.chance(0.06):  # the soft switches of Qwen3
         if draw.chance(0.7):
             question, thought, answer = f"{question} /no_think", "", plain_answer(turn)
@@ -95,6 +103,15 @@ def conversation(draw: Draw, turn: Turn, thinking: bool) -> Sample:
             question = f"{question} /think"
     messages += [user(question), assistant(answer, thought, thinking)]
     return Sample(turn.kind, messages, thinking, expect=turn.expect)
+
+
+def _cut_short(draw: Draw, sample: Sample) -> Sample:
+    """Where a budget of thinking ends."""
+    last = sample.messages[-1]
+    thought = last["reasoning_content"]
+    thought = f"{thought[: draw.number(1, len(thought))]}\n\n{CUT}"
+    messages = [*sample.messages[:-1], last | {"reasoning_content": thought}]
+    return replace(sample, kind="cut thoughts", messages=messages, given=f"<think>\n{thought}\n</think>\n\n")
 
 
 def _table(weighted: Iterable[tuple[float, Any]]) -> tuple[list[Any], list[float]]:
@@ -119,7 +136,12 @@ def samples(seed: object, split: Split = "train") -> Iterator[Sample]:
     draw = Draw(random.Random(str(seed)), split)
     while True:
         kind, recipe = _pick(draw, _ALL)
-        yield recipe(draw) if kind == "sample" else conversation(draw, recipe(draw), draw.chance(0.5))
+        if kind == "turn":
+            yield conversation(draw, recipe(draw), draw.chance(0.5))
+            continue
+        sample = recipe(draw)
+        may_cut = sample.thinking and not sample.given and sample.kind not in _NEEDS_THE_THOUGHT
+        yield _cut_short(draw, sample) if may_cut and draw.chance(_CUT) else sample
 
 
 def held_out(n: int, seed: int = 1) -> dict[str, list[Sample]]:

@@ -328,8 +328,23 @@ def _fields(draw: Draw) -> tuple[dict[str, Any], dict[str, str], str]:
     return {key: made[key] for key in kept}, {key: names[type(made[key])] for key in kept}, text
 
 
+def _forced(draw: Draw, value: dict[str, Any], text: str) -> Sample:
+    """Nobody names the keys: a mask of the host writes them one after the other, the values are read from the text."""
+    keys = list(value)[: draw.number(1, len(value))]
+    listed = ", ".join(draw.some(keys, draw.number(1, len(keys))))
+    thought = f"The keys are {listed}. I read the values from the text."
+    answer = json.dumps({key: value[key] for key in keys}, indent=draw.one((None, None, 2)))
+    begun = answer[: answer.rindex(f'"{keys[-1]}": ') + len(keys[-1]) + 3]  # up to the colon
+    thinking = draw.chance(0.5)
+    messages = [user(text), assistant(answer, thought, thinking)]
+    given = f"<think>\n{thought}\n</think>\n\n{begun}" if thinking else begun
+    return Sample("forced JSON", messages, thinking, given=given)
+
+
 def json_answer(draw: Draw) -> Sample:
     value, types, text = draw.keyed("json", lambda: _fields(draw), lambda made: (tuple(made[0]), made[2]))
+    if draw.split == "train" and draw.chance(0.1):
+        return _forced(draw, value, text)
     keys = join_words([f'"{key}"' for key in types]) if draw.chance(0.5) else ", ".join(types)
     if draw.chance(0.5):
         properties = {

@@ -63,6 +63,9 @@ WORDS = _words(
     "committee necessary accommodation successful parallel assessment mississippi bookkeeper happiness wilderness"
 )
 
+# What people try to have spelled.
+TRIED = _words("hello world please thanks goodbye computer language model token server answer because beautiful")
+
 CITIES = _words(
     "Paris London Berlin Rome Madrid Lisbon Vienna Prague Warsaw Dublin Oslo Stockholm Helsinki Athens Cairo Nairobi "
     "Lagos Tokyo Osaka Kyoto Seoul Beijing Shanghai Mumbai Delhi Sydney Melbourne Toronto Montreal Chicago Boston "
@@ -72,6 +75,13 @@ CITIES = _words(
 )
 
 # country | capital | continent
+# Places, also such as are told of, that are no countries.
+NO_COUNTRIES = _words(
+    "Texas California Florida Alaska Hawaii Virginia Bavaria Saxony Catalonia Sicily Tuscany Wales Siberia Tibet "
+    "Quebec Ontario Provence Normandy Europe Africa Asia Antarctica Atlantis Narnia Wakanda Utopia Mordor Gondor "
+    "Camelot Asgard Avalon Eldorado Lilliput Arcadia Mars Jupiter Venus"
+)
+
 COUNTRIES = _rows("""\
 France|Paris|Europe
 Germany|Berlin|Europe

@@ -48,6 +48,21 @@ def country_of(draw: Draw) -> Turn:
     return Turn("capitals", pattern.format(k=city), answer, answer, Expect(answer=(country,)), country)
 
 
+_CITY_IN = ("Where is {k}?", "Is {k} in {c}?", "In which country is {k}?", "Which country is {k} in?",
+            "Does {k} lie in {c}?")  # fmt: skip
+
+
+def city_in(draw: Draw) -> Turn:
+    (country, city, _), pattern = draw.fact("city in", lambda: draw.one(COUNTRIES), _CITY_IN)
+    fact = f"{city} is in {country}."
+    if "{c}" not in pattern:
+        return Turn("capitals", pattern.format(k=city), fact, fact, Expect(answer=(country,)), country)
+    asked = country if draw.chance(0.5) else draw.one(COUNTRIES)[0]
+    word = "Yes" if asked == country else "No"
+    answer = f"{word}, {fact}"
+    return Turn("capitals", pattern.format(k=city, c=asked), fact, answer, Expect(answer=(word,)), word)
+
+
 def continent(draw: Draw) -> Turn:
     (country, _, land), pattern = draw.fact("continent", lambda: draw.one(COUNTRIES), (*CONTINENT, *_IS_ON))
     fact = f"{country} is in {land}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from demo.facts import ANIMALS, CITIES, COLOURS, COUNTRIES, ITEMS, NAMES, THINGS, WORDS
+from demo.facts import ANIMALS, CITIES, COLOURS, COUNTRIES, ITEMS, NAMES, THINGS, TRIED, WORDS
 
 DEFINITIONS = Path(__file__).with_name("definitions.tsv")  # part of speech, word, definition
 
@@ -29,5 +29,5 @@ def words_of(part: str) -> tuple[tuple[str, str, str], ...]:
 def spelling_words() -> tuple[str, ...]:
     """Small letters only, each once, in a fixed order."""
     names = [name.lower() for name in (*NAMES, *CITIES, *(row[0] for row in COUNTRIES)) if name.isalpha()]
-    words = [*WORDS, *ANIMALS, *ITEMS, *THINGS, *COLOURS, *names, *(word for _, word, _ in definitions())]
+    words = [*WORDS, *TRIED, *ANIMALS, *ITEMS, *THINGS, *COLOURS, *names, *(word for _, word, _ in definitions())]
     return tuple(dict.fromkeys(words))

@@ -43,7 +43,7 @@ def codes(draw: Draw) -> str:
 
 
 def times(draw: Draw) -> str:
-    return f"{draw.number(6, 22):02}:{5 * draw.number(0, 11):02}"
+    return f"{draw.number(0, 23):02}:{draw.number(0, 59):02}"
 
 
 def dates(draw: Draw) -> str:
@@ -81,6 +81,13 @@ def whole(low: int, high: int) -> Value:
 
 def decimals(draw: Draw) -> float:
     return draw.number(11, 999) / 10
+
+
+def numbers(draw: Draw) -> float:
+    """What a calculation may give."""
+    whole_ = draw.number(0, draw.one((99, 999, 9_999, 99_999)))
+    number = whole_ + draw.number(1, 9) / 10 if draw.chance(0.4) else whole_
+    return -number if draw.chance(0.1) else number
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ DOMAINS: tuple[Domain, ...] = (
            ("Use the calculator for {expression}.", "Calculate {expression} with the tool.",
             "What is {expression}? Use your tool.",
             "Compute {expression} with the calculator."),
-           (("value", whole(1, 99999)),), "The result is {value}."),
+           (("value", numbers),), "The result is {value}."),
     Domain("convert_units unit_converter convertUnits convert_measure units",
            "Convert a value from one unit to another|Converts measures",
            (_p("amount", "value amount number quantity", "number", "The value to convert", whole(1, 900)),
@@ -150,7 +157,7 @@ DOMAINS: tuple[Domain, ...] = (
                     "hectares")),
            ("Convert {amount} {source} to {target}.", "How many {target} are {amount} {source}?",
             "{amount} {source} in {target}, please."),
-           (("value", decimals),), "{amount} {source} are {value} {target}."),
+           (("value", lambda d: abs(numbers(d))),), "{amount} {source} are {value} {target}."),
     Domain("read_file open_file readFile file_read get_file_contents cat_file",
            "Read a file|Returns the contents of a text file",
            (_p("path", "path file filename file_path", "string", "The path of the file", paths),),
@@ -214,7 +221,7 @@ DOMAINS: tuple[Domain, ...] = (
             _choice("target", "to_currency to target", "The currency wanted", "JPY", "CHF", "SEK")),
            ("Convert {amount} {source} to {target}.", "How much is {amount} {source} in {target}?",
             "Exchange {amount} {source} into {target}."),
-           (("value", decimals),), "{amount} {source} are {value} {target}."),
+           (("value", lambda d: abs(numbers(d))),), "{amount} {source} are {value} {target}."),
     Domain("stock_price get_stock_price quote getQuote share_price",
            "Get the price of a share|Looks up a stock",
            (_p("symbol", "symbol ticker stock code", "string", "The symbol",

@@ -6,7 +6,9 @@ unknown here. Near to each subject that is known stand questions of the same for
 
 from __future__ import annotations
 
-from demo.facts import ANIMALS, CITIES, COUNTRIES, NAMES, SMALL_FACTS, THINGS
+from functools import cache
+
+from demo.facts import ANIMALS, CITIES, COUNTRIES, ITEMS, NAMES, NO_COUNTRIES, SMALL_FACTS, THINGS, WORDS
 from demo.knowledge import CAPITAL, CONTINENT, DEFINE
 from demo.lexicon import definitions, spelling_words, words_of
 from demo.sample import Draw, Expect, Turn, first_upper
@@ -213,24 +215,36 @@ def _never_seen(draw: Draw) -> str:
 
 
 def unknown_place(draw: Draw) -> Turn:
-    """A country that does not exist has no capital."""
-    place = draw.keyed("unknown place", lambda: first_upper(_never_seen(draw)))
+    """A country that does not exist has no capital; what is a place and no country has none either."""
     if draw.chance(0.3):
-        place += draw.one(("land", "ia", "stan"))
-    pattern = draw.one((*CAPITAL, *CONTINENT))
+        place = draw.keyed("no country", lambda: draw.one(NO_COUNTRIES if draw.chance(0.6) else CITIES))
+        pattern = draw.one(CAPITAL)
+    else:
+        place = draw.keyed("unknown place", lambda: first_upper(_never_seen(draw)))
+        if draw.chance(0.3):
+            place += draw.one(("land", "ia", "stan"))
+        pattern = draw.one((*CAPITAL, *CONTINENT))
     return Turn(
         "unknown places",
         pattern.format(c=place),
-        f"I have never heard of {place}. I must not guess.",
+        f"I know no country called {place}. I must not guess.",
         f"I do not know a country called {place}.",
         Expect(answer=("do not know",)),
     )
 
 
+@cache
+def _without_meaning() -> tuple[str, ...]:
+    """Words that it can spell and cannot explain."""
+    known = {word for _, word, _ in definitions()}
+    return tuple(word for word in dict.fromkeys((*WORDS, *ANIMALS, *ITEMS, *THINGS)) if word not in known)
+
+
 def unknown_word(draw: Draw) -> Turn:
-    word = draw.keyed("unknown word", lambda: _never_seen(draw))
+    plain = draw.chance(0.4)
+    word = draw.keyed("unknown word", lambda: draw.one(_without_meaning()) if plain else _never_seen(draw))
     answer = f'I do not know the word "{word}".'
-    thought = f"I have never seen the word {word}. I should say so."
+    thought = f"I never learnt what {word} means. I should say so."
     return Turn("unknown words", draw.phrase(DEFINE, w=word), thought, answer, Expect(answer=("do not know",)))
 
 

@@ -147,7 +147,7 @@ def _listed(items: list[str], draw: Draw) -> str:
 
 
 def sort_numbers(draw: Draw) -> Turn:
-    numbers = draw.keyed("sort", lambda: tuple(draw.some(range(1, 100), draw.number(3, 6))))
+    numbers = draw.keyed("sort", lambda: tuple(draw.some(range(1, draw.one((10, 100, 100))), draw.number(3, 6))))
     down = draw.chance(0.25)
     left, steps, word = list(numbers), [], "largest" if down else "smallest"
     while len(left) > 1:
@@ -178,7 +178,7 @@ def sort_words(draw: Draw) -> Turn:
 
 
 def extreme(draw: Draw) -> Turn:
-    numbers = draw.keyed("extreme", lambda: tuple(draw.some(range(1, 200), draw.number(3, 6))))
+    numbers = draw.keyed("extreme", lambda: tuple(draw.some(range(1, draw.one((10, 200, 200))), draw.number(3, 6))))
     large = draw.chance(0.5)
     word = draw.one(("largest", "biggest", "highest") if large else ("smallest", "lowest"))
     best, steps = numbers[0], [f"I begin with {numbers[0]}."]

@@ -88,6 +88,19 @@ async def test_each_example_is_called_and_its_result_is_told(say: Say, question:
 
 
 @pytest.mark.parametrize("think", [True, False])
+@pytest.mark.parametrize("time", ["00:07", "04:58", "06:41", "13:29", "17:02", "19:53", "21:44", "23:36"])
+async def test_a_time_is_told_to_the_minute(say: Say, tmp_path: Path, time: str, think: bool) -> None:
+    file = tmp_path / "clock.py"
+    file.write_text(
+        'def get_time(city: str) -> dict[str, str]:\n    """Get the local time of a city.\n\n    Args:\n        '
+        f'city: The city\n    """\n    return {{"time": "{time}"}}\n'
+    )
+    calls, content = await say(file, "What time is it in Tokyo?", think=think)
+    assert calls == [("get_time", f'{{"time": "{time}"}}')]
+    assert content == f"In Tokyo it is {time}."
+
+
+@pytest.mark.parametrize("think", [True, False])
 async def test_after_other_questions_a_reset_brings_the_functions_back(say: Say, think: bool) -> None:
     """As `make demo` says."""
     before = (

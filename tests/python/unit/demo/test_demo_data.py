@@ -23,12 +23,14 @@ from demo.tool_domains import DOMAINS
 from demo.unknown import LOST
 from tokenizers import Tokenizer as HfTokenizer
 
+from qwen3app.runtime.thought_budget import CLOSING_TEXT
 from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.output import OutputStream
 from qwen3app.text.template import ChatTemplate
 from qwen3app.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[4]
+BEGUN = ("lost thoughts", "cut thoughts", "forced JSON")  # only trained on
 RECIPES = [recipe for _, recipe in (*TURNS, *SAMPLES)]
 
 
@@ -131,7 +133,7 @@ def test_held_out_functions_are_in_no_training_schema(many: list[Sample]) -> Non
 
 def test_held_out_has_every_kind() -> None:
     kinds = held_out(20)
-    assert {sample.kind for sample in islice(samples(0), 4_000)} <= {*kinds, "lost thoughts"}
+    assert {sample.kind for sample in islice(samples(0), 4_000)} <= {*kinds, *BEGUN}
     assert {"tool calls, unseen subject", "tool calls, late"} < set(kinds)
     assert all(len(made) >= 3 for made in kinds.values())
 
@@ -172,6 +174,7 @@ WORKED = [
     arithmetic.story_sum,
     arithmetic.add_many,
     calendar_time.date_after,
+    calendar_time.date_before,
     calendar_time.clock,
     calendar_time.convert,
 ]
@@ -255,11 +258,41 @@ def test_a_thought_that_went_wrong_is_closed_and_not_learnt(
     _, _, encoder = parsers
     lost = [sample for sample in many if sample.kind == "lost thoughts"]
     assert len(lost) > 10
-    assert all(bool(sample.given) == (sample.kind == "lost thoughts") for sample in many)
+    assert all(bool(sample.given) == (sample.kind in BEGUN) for sample in many)
     assert not [sample for made in held_out(4).values() for sample in made if sample.given]
     for ids, weights in encoder.encode_many(lost):
         learnt = [token for token, weight in zip(ids, weights, strict=True) if weight == WEIGHT_UNIT]
         assert encoder.tokenizer.decode(learnt, skip_special_tokens=False) == f"</think>\n\n{LOST}<|im_end|>"
+
+
+def test_a_thought_cut_short_ends_as_a_budget_ends_it_and_the_answer_is_learnt(
+    many: list[Sample], parsers: tuple[Tokenizer, ChatTemplate, Encoder]
+) -> None:
+    _, _, encoder = parsers
+    cut = [sample for sample in many if sample.kind == "cut thoughts"]
+    assert len(cut) > 10 and any(sample.messages[-1].get("tool_calls") for sample in cut)
+    for sample, (ids, weights) in zip(cut, encoder.encode_many(cut), strict=True):
+        assert sample.given.endswith(CLOSING_TEXT) and len(sample.given) > len("<think>\n" + CLOSING_TEXT)
+        learnt = [token for token, weight in zip(ids, weights, strict=True) if weight == WEIGHT_UNIT]
+        text = encoder.tokenizer.decode(learnt, skip_special_tokens=False)
+        assert text.endswith("<|im_end|>") and "<think>" not in text
+        assert text.startswith(sample.messages[-1]["content"] or "<tool_call>")
+
+
+def test_of_forced_json_only_the_value_is_learnt(
+    many: list[Sample], parsers: tuple[Tokenizer, ChatTemplate, Encoder]
+) -> None:
+    _, _, encoder = parsers
+    forced = [sample for sample in many if sample.kind == "forced JSON"]
+    assert len(forced) > 2
+    for sample, (ids, weights) in zip(forced, encoder.encode_many(forced), strict=True):
+        learnt = [token for token, weight in zip(ids, weights, strict=True) if weight == WEIGHT_UNIT]
+        text = encoder.tokenizer.decode(learnt, skip_special_tokens=False).removesuffix("<|im_end|>")
+        whole = json.loads(sample.messages[-1]["content"])
+        *_, (key, value) = whole.items()
+        assert sample.given.endswith(f'"{key}":') and json.loads(text.strip().removesuffix("}")) == value
+        said = value if isinstance(value, list) else [value]
+        assert all(isinstance(part, bool) or str(part) in asked(sample) for part in said)
 
 
 def reply_of(sample: Sample, ids: list[int], tokenizer: Tokenizer) -> Reply:

@@ -11,6 +11,7 @@ import evaluate_demo
 import pytest
 import torch
 from demo.check import Reply
+from demo.corpus import RECIPE
 from demo.export import write_model
 from demo.model import DemoModel, DemoShape
 from demo.sample import Sample
@@ -100,7 +101,7 @@ def test_it_needs_no_test_tools() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    assert "| tool calls, made-up functions | " in done.stdout and done.stderr.startswith("evaluate_demo: ")
+    assert "| tool calls, late | " in done.stdout and done.stderr.startswith("evaluate_demo: ")
 
 
 def test_a_random_model_is_asked_and_fails(
@@ -121,7 +122,7 @@ def test_a_random_model_is_asked_and_fails(
     assert "evaluate_demo: missed the bar, two-digit add and subtract: 0.0% of 95.0%" in said.err
     assert "add, two digits: " in said.err
     assert said.err.endswith(f"evaluate_demo: this is not what {tmp_path / 'model' / 'README.md'} says.\n")
-    assert "trained by recipe 1, this asks by recipe 2: it may have seen some questions" in said.err
+    assert f"trained by recipe 1, this asks by recipe {RECIPE}: it may have seen some questions" in said.err
 
 
 def test_the_number_of_the_recipe_is_in_the_log(tmp_path: Path) -> None:

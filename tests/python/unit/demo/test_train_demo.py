@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from demo.corpus import RECIPE
 
 from qwen3app.abi import EngineOptions
 from qwen3app.runtime.loaded_model import LoadedModel
@@ -31,7 +32,7 @@ def test_the_script_writes_a_model_that_the_engine_opens(tokenizer_dir: Path, tm
     }  # fmt: skip
     assert (out / "model.safetensors").stat().st_mode & 0o777 == 0o644
     training = json.loads((out / "training.json").read_text(encoding="utf-8"))
-    assert (training["steps"], training["tokens"], training["recipe"]) == (2, 2 * 512, 2)
+    assert (training["steps"], training["tokens"], training["recipe"]) == (2, 2 * 512, RECIPE)
     assert str(tmp_path) not in json.dumps(training)  # the log says nothing of the machine's folders
     loaded = LoadedModel.load(out, EngineOptions(device="cpu", threads=1))
     loaded.close()
