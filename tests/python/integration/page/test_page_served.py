@@ -34,9 +34,9 @@ def test_a_conversation_with_the_model_in_the_box(demo_server: RealServer, open_
 
 SUGGESTED = {
     "What is 57 + 38?": r"57 \+ 38 = 95\.",
-    'How many r\'s are in "strawberry"?': r"(?s)(.*\n)?There are 3 in \"strawberry\"\.",
-    "What is the capital of Japan?": r"The capital of Japan is Tokyo\.",
-    "Tell me a story about a fox.": r"Once upon a time there was a \w+ fox named \w+\. .{200,}\.",
+    'How many r\'s are in "strawberry"?': r"(?s)(.*\n)?(3|There are 3 in \"strawberry\"\.|The letter \"r\" .*: 3\.)",
+    "What is the capital of Japan?": r"The capital of Japan is Tokyo\.|Tokyo is the capital of Japan\.",
+    "Tell me a story about a fox.": r"[A-Z].*\bfox\b.{200,}\.",
 }
 
 
