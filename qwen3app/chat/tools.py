@@ -215,7 +215,7 @@ class Tools:
         if call.name not in self._always:
             consent = await self._ask(call)
             if consent == "no":
-                return self._refused("permission denied by the user")
+                return self._refused("permission denied by user")
             if consent == "always":
                 self._always.add(call.name)
         assert self._process is not None

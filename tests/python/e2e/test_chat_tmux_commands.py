@@ -247,7 +247,7 @@ def test_tools(open_screen: OpenScreen, tmp_path: Path) -> None:
         screen.keys("Enter")
         screen.wait("Run it?", count=3)
         screen.keys("n", "Enter")
-        screen.wait("permission denied by the user", "Said no.")
+        screen.wait("permission denied by user", "Said no.")
         screen.enter("again")
         screen.wait("Run it?", count=4)
         screen.keys("Y", "Enter")
@@ -285,7 +285,7 @@ def test_what_was_typed_before_the_question_does_not_answer_it(open_screen: Open
         server.gate.set()
         screen.wait("Run it?")
         screen.keys("n", "Enter")
-        screen.wait("permission denied by the user", "Said no.")
+        screen.wait("permission denied by user", "Said no.")
         leave(screen)
 
 

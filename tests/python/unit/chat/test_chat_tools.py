@@ -225,7 +225,7 @@ async def test_a_wrong_call_is_an_error_for_the_model_and_nobody_is_asked(
 async def test_nothing_runs_without_consent(tools: Tools, file: Path, consents: Consents, session: ChatSession) -> None:
     await tools.load(file)
     consents.answers = ["no", "always"]
-    assert json.loads(await run(tools, "text")) == {"error": "permission denied by the user"}
+    assert json.loads(await run(tools, "text")) == {"error": "permission denied by user"}
     assert await run(tools, "text") == "plain" and await run(tools, "text") == "plain"
     assert len(consents.asked) == 2
     await run(tools, "later")
