@@ -39,12 +39,12 @@ demo: build ## build, and open a chat on the small model that comes with the pro
 	@echo "qwen3-demo is a toy of 6 million parameters: qwen3app/qwen3-demo/README.md says what it can do." >&2
 	@if [ -t 0 ] && [ -t 1 ]; then \
 	  echo "Ask it: What is 57 + 38? For a tool call: /tools docs/example_tools.py, /reset, then: What time is it in Tokyo?" >&2; \
-	  echo "After other questions it forgets its tools: /reset before each that needs one." >&2; \
+	  echo "After a call, and after a few other questions, it is no longer sure of its tools: /reset before each that needs one." >&2; \
 	  $(VENV)/bin/qwen3-8b chat --model qwen3-demo; \
 	else $(VENV)/bin/qwen3-8b chat --model qwen3-demo --once "Hello" </dev/null; fi
 
 .PHONY: demo-eval
-demo-eval: build $(VENV)/.stamp-evaluation ## held-out questions to the demo model, on the CPU; one bar of its card is missed, hence exit code 1
+demo-eval: build $(VENV)/.stamp-evaluation ## held-out questions to the demo model, on the CPU; exit code 1 below its card's bars
 	@$(PYTHON_BIN) build_tools/evaluate_demo.py
 
 .PHONY: dist

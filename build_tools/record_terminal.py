@@ -31,11 +31,11 @@ COMMAND = "qwen3-8b chat"
 # What is typed, and what must then stand on the screen: a wrong answer is no picture to show.
 SESSION = (
     ("What is 57 + 38?", "\n57 + 38 = 95."),
+    ("Who will win the next election?", "not know"),
     ("/tools docs/example_tools.py", "The model may ask for: calculator, convert_units, get_time, roll_dice."),
     ("/think hide", "Thoughts are folded to a line"),
     ("What time is it in Tokyo?", "In Tokyo it is "),
     ("What is the capital of France?", "Paris"),
-    ("Who will win the next election?", "not know"),
 )
 FIGURES = "· first after"  # of the line of numbers that ends an answer
 BEGIN, END = "<!-- session -->\n", "<!-- /session -->"

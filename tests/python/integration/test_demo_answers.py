@@ -144,14 +144,27 @@ PERSON = {
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_a_schema_is_followed_and_filled_rightly(demo_server: RealServer, thinking: bool) -> None:
+@pytest.mark.parametrize("wish", ["Answer as a JSON object with the keys {}.", "Give the {} as JSON."])
+@pytest.mark.parametrize(
+    ("text", "town", "age", "person"),
+    [
+        ("My friend Raj from Stockholm turned 55 last week.", "Stockholm", 55, "Raj"),
+        ("Anna is 12 years old and lives in Paris.", "Paris", 12, "Anna"),
+    ],
+)
+def test_a_schema_is_followed_and_filled_rightly(
+    demo_server: RealServer, text: str, town: str, age: int, person: str, wish: str, thinking: bool
+) -> None:
+    """The question names the keys, since a model is not told the schema; their order, which it names the other way
+    round, is the mask's work alone."""
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-    question = "My friend Raj from Stockholm turned 55 last week."
+    question = f"{text} {wish.format('person, age and town')}"
+    right = {"town": town, "age": age, "person": person}
     reply = ask(demo_server, question, response_format=form, enable_thinking=thinking)
-    assert json.loads(reply.content) == {"town": "Stockholm", "age": 55, "person": "Raj"}
+    assert list(json.loads(reply.content).items()) == list(right.items())
     assert bool(reply.thought) == thinking
     free = ask(demo_server, question, enable_thinking=thinking)
-    assert free.content != reply.content, "without the schema it has other keys, so this was the mask's work"
+    assert list(json.loads(free.content).items()) == list(reversed(right.items()))
 
 
 def test_a_choice_is_the_right_one(demo_server: RealServer) -> None:

@@ -124,7 +124,7 @@ def test_the_questions_of_the_file_are_these() -> None:
 async def test_a_no_is_told_as_one(say: Say, question: str, think: bool) -> None:
     calls, content = await say(EXAMPLES, question, think=think, consent="no")
     name = ASKED[question][0]
-    assert calls == [(name, '{"error": "permission denied by the user"}')]
+    assert calls == [(name, '{"error": "permission denied by user"}')]
     assert content == f"The function {name} reports an error: permission denied."
 
 
@@ -133,7 +133,7 @@ async def test_a_no_is_told_as_one(say: Say, question: str, think: bool) -> None
     ("question", "name", "error"),
     [
         ("What time is it in Atlantis?", "get_time", "not found"),
-        ("Use the calculator for 2 / 0.", "calculator", "invalid request"),
+        ("Use the calculator for 12 / 0.", "calculator", "invalid request"),
         ("Convert 3 miles to liters.", "convert_units", "invalid request"),
     ],
 )
