@@ -39,10 +39,9 @@ from qwen3app.text.grammars import (
     ConstraintSpec,
     Grammar,
     build_grammar,
-    definitions,
     schema_grammar,
-    subschemas,
 )
+from qwen3app.text.schemas import definitions, subschemas
 
 if TYPE_CHECKING:
     from qwen3app.text.tokenizer import Tokenizer
@@ -52,6 +51,8 @@ COMPILE_SECONDS = 5.0
 _MAX_WAITING = 64
 # A compilation takes all of a core: most cores are left to others.
 _THREADS = min(max((os.cpu_count() or 1) // 4, 1), 4)
+# Of each such thread, whatever the system's default is: text/schemas.py limits how much of it a schema can take.
+_STACK_BYTES = 16 << 20
 # Characters of a grammar: what one constraint may have, spelled with escapes. The schemas of many tools may pass it.
 _MAX_GRAMMAR = 1 << 21
 # Compiled grammars that are kept; the largest that the limits below allow takes some 50 MB.
@@ -209,7 +210,11 @@ class Constraints:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile-constraint")
         started: list[float] = []
-        future = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, spec, started)
+        default = threading.stack_size(_STACK_BYTES)
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, spec, started)
+        finally:
+            threading.stack_size(default)
         self._n_waiting += 1
         future.add_done_callback(self._done)
         try:
@@ -326,7 +331,8 @@ def _locate(tokens: GrammarTokens, schemas: Sequence[tuple[str, Any]], place: st
             if reason is not None:
                 found, fault = where, reason
                 root = root or definitions(schema)
-                parts = [(where + inner, each) for inner, each in subschemas(schema)]
+                # The schema false is at fault nowhere by itself: it says what must not be there.
+                parts = [(where + inner, each) for inner, each in subschemas(schema) if each is not False]
                 break
         else:
             return found, fault
@@ -347,4 +353,17 @@ def _fault(matcher: Matcher) -> str | None:
         text = text.replace("<non-verbose/>", "").strip().split("\n", 1)[0]
         text = re.sub(r"^at \d+\(\d+\): ", "", text).removeprefix("failed to compile JSON schema: ")
     text = re.sub(r"; following special tokens are available:.*", "", text)
+    for sentence, clearer in _SENTENCES:
+        text = sentence.sub(clearer, text)
     return text[:300].rstrip(". ")
+
+
+# Sentences of llguidance that speak of its own options, or say nothing of what to do.
+_SENTENCES = (
+    (re.compile(r"^Unimplemented keys: \[(.*)\]$"), r"what \1 says cannot be enforced; leave it out"),
+    (re.compile(r"^Unknown format: (.*)$"), r'the format "\1" is not known; leave it out, or send a pattern'),
+    (
+        re.compile(r"^oneOf constraints are not supported.*"),
+        "the schemas of oneOf do not exclude each other visibly; use anyOf",
+    ),
+)

@@ -14,19 +14,21 @@ Threads: pure functions, called from the threads that compile. Linear in the siz
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from qwen3app.text.errors import TextError, check_unicode
+from qwen3app.text.schemas import check_schema, schema_json
 
 MAX_CHARACTERS = 1 << 18  # of one constraint, keys and strings together
 MAX_DEPTH = 100  # of a schema; llguidance reads JSON 128 levels deep
 MAX_CHOICES = 10_000
-_MAX_EXACT = 1 << 53  # of a number's bounds: whole numbers up to here are exact as floats
-_INT64_MAX = (1 << 63) - 1  # exact as well, as a maximum: the float above it is cut to it
+_SCHEMA_BEGINS = re.compile(r"%json[ \t\r\n]*(?=\{)")
+_JSON = json.JSONDecoder()
 _WHITE_SPACE = r"[ \n\r\t]{1,40}"
 
 Kind = Literal["json", "regex", "choice", "grammar", "tools"]
@@ -131,10 +133,30 @@ def _lark(spec: ConstraintSpec, _: Mapping[str, int]) -> Grammar:
 
     _check_text(spec.value, spec.param, "a grammar")
     try:
-        return Grammar(any_to_lark(spec.value), spec.param)
+        text = any_to_lark(spec.value)
     except Exception as error:  # the converter raises bare Exceptions
         reason = " ".join(str(error).split())[:300]
         raise TextError(f"{spec.param} is no grammar in Lark's or GBNF's form: {reason}.", spec.param) from None
+    return Grammar(_with_checked_schemas(text, spec.param), spec.param)
+
+
+def _with_checked_schemas(text: str, param: str) -> str:
+    """A Lark grammar whose schemas (`%json {...}`) are checked, and spelled for llguidance."""
+    parts, copied = [], 0
+    for match in _SCHEMA_BEGINS.finditer(text):
+        begin = match.end()
+        if begin < copied:
+            continue
+        try:
+            schema, end = _JSON.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            continue  # no JSON to llguidance either
+        place = f"{param}.%json"
+        _check_size(schema, place)
+        check_schema(schema, place)
+        parts += [text[copied:begin], schema_json(schema)]
+        copied = end
+    return "".join([*parts, text[copied:]])
 
 
 def _tools(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:
@@ -193,42 +215,19 @@ _BUILDERS: Mapping[Kind, Callable[[ConstraintSpec, Mapping[str, int]], Grammar]]
 
 def schema_grammar(schema: Any) -> str:
     """A schema alone, to find out whether it is at fault."""
-    return f"start: %json {_to_json(schema)}\n"
-
-
-def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
-    """(place, schema) of the schemas directly inside one, in order; places begin with "." or "["."""
-    if not isinstance(schema, Mapping):
-        return
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, Mapping):
-            yield from ((f".{key}.{name}", each) for name, each in value.items())
-        elif key in _LISTS and isinstance(value, list):
-            yield from ((f".{key}[{i}]", each) for i, each in enumerate(value))
-        elif key in _SINGLE:
-            yield f".{key}", value
-
-
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_SINGLE = frozenset({"items", "additionalProperties"})
-
-
-def definitions(schema: Any) -> dict[str, Any]:
-    """What references of a schema's parts may point to."""
-    return {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, Mapping) and key in schema}
+    return f"start: %json {schema_json(schema)}\n"
 
 
 def _schema_text(schema: Any, param: str, white_space: Mapping[str, Any]) -> str:
     if not isinstance(schema, Mapping | bool):
         raise TextError(f"{param} must be a JSON schema: an object or a boolean.", param)
     _check_size(schema, param)
-    _check_bounds(schema, param)
+    check_schema(schema, param)
     if isinstance(schema, bool):
         if not schema:
             raise TextError(f"{param} is the schema false, which no value meets.", param)
         schema = {}
-    return _to_json({**schema, "x-guidance": {**white_space, "lenient": False}})
+    return schema_json({**schema, "x-guidance": {**white_space, "lenient": False}})
 
 
 def _white_space(spec: ConstraintSpec) -> dict[str, Any]:
@@ -279,33 +278,8 @@ def _check_size(value: Any, param: str) -> None:
                 _too_large(param)
 
 
-def _check_bounds(schema: Any, param: str) -> None:
-    """Refuses bounds of numbers that llguidance, which reads them as floats, would hold to a neighbour of theirs."""
-    stack = [(param, schema)]
-    while stack:
-        place, each = stack.pop()
-        stack += [(place + step, inner) for step, inner in subschemas(each)]
-        if not isinstance(each, Mapping):
-            continue
-        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-            bound = each.get(key)
-            if not isinstance(bound, int | float) or (key == "maximum" and bound == _INT64_MAX):
-                continue
-            if abs(bound) > _MAX_EXACT or (abs(bound) == _MAX_EXACT and key.startswith("exclusive")):
-                raise TextError(
-                    f"{place}.{key} is {bound}; a bound is held exactly only within {_MAX_EXACT - 1} (2^53 - 1) "
-                    "of 0. Bring it there, or leave it out.",
-                    f"{place}.{key}",
-                )
-
-
 def _too_large(param: str) -> None:
     raise TextError(f"{param} is larger than {MAX_CHARACTERS} characters, the most that one constraint may be.", param)
-
-
-def _to_json(value: Any) -> str:
-    """By msgspec, which keeps Python's lock for a tenth of the time that the json module takes in one go."""
-    return msgspec.json.encode(value).decode()
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,217 @@
+"""What of a schema must not reach llguidance as it is: numbers, chains of references, classes in patterns."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from serving import TextParts
+
+from qwen3app.errors import RequestError
+from qwen3app.runtime.constraints import Constraints, GrammarTokens
+from qwen3app.text.errors import TextError
+from qwen3app.text.grammars import ConstraintSpec, build_grammar
+from qwen3app.text.schemas import MAX_REFERENCE_STEPS, check_schema, pattern_without_nul
+
+
+@pytest.fixture(scope="module")
+def tokens(text_parts: TextParts) -> GrammarTokens:
+    return GrammarTokens(text_parts.tokenizer)
+
+
+@pytest.fixture
+def constraints(text_parts: TextParts, tokens: GrammarTokens) -> Constraints:
+    return Constraints(text_parts.tokenizer, tokens)
+
+
+class Judge:
+    """Says whether a constraint takes a text."""
+
+    def __init__(self, parts: TextParts, tokens: GrammarTokens, spec: ConstraintSpec) -> None:
+        self._tokenizer = parts.tokenizer
+        self._matcher = tokens.matcher(build_grammar(spec, tokens.control_tokens).text)
+        assert self._matcher.error() is None
+
+    def takes(self, text: str) -> bool:
+        matcher = self._matcher.clone()
+        for token in [*self._tokenizer.encode_plain(text), self._tokenizer.eos_ids[0]]:
+            mask = matcher.mask()
+            if mask is None or not mask[token >> 3] >> (token & 7) & 1:
+                return False
+            if token not in self._tokenizer.eos_ids:
+                matcher.consume(token)
+        return True
+
+
+# ------------------------------------------------------------------------------------------------------------ patterns
+
+CHARACTERS = ['"', "\\", "a", "b", "]", "^", "-", "/", ".", " ", "\n", "\t", "\x01", "é", "日", "😀", "2"]
+PATTERNS = [
+    *('[^"]', r"[^\\]", r'[^"\\]', "[^a]", "[^]]", "[^-a]", "[^a-c/]", r'[^"\n]', r"[^\s]", r"[^\w]", "[ab]", "[]a]"),
+    *(r"[\x00-!#-~]", r"[\x01-\x1f]", r"[^\x01-\x1f]", '[[^"]&&[^a]]', '[^"[a-c]]', r'[\W--"]', "[-a]"),
+    *("[[:cntrl:]]", "[^[:alpha:]]", r"\P{P}", r"\p{Cc}", r"\pL", r"[\p{L}2]", r"[^\p{L}]", r"\W", r"\S", "."),
+    *(r"\[\^a\]", r"a|[^\]\[]", '(?i)[^"A]'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_class_takes_what_it_says_also_in_json(text_parts: TextParts, tokens: GrammarTokens, pattern: str) -> None:
+    """As the same expression takes them alone, where nothing is escaped."""
+    quoted = Judge(text_parts, tokens, ConstraintSpec("json", {"type": "string", "pattern": f"^(?:{pattern})$"}, "p"))
+    alone = Judge(text_parts, tokens, ConstraintSpec("regex", pattern, "p"))
+    # in a schema \w is ASCII's, as ECMAScript has it
+    characters = [each for each in CHARACTERS if each.isascii() or not re.search(r"\\[wW]", pattern)]
+    said = {each: quoted.takes(json.dumps(each, ensure_ascii=False)) for each in characters}
+    assert said == {each: alone.takes(each) for each in characters}
+
+
+def test_names_of_properties_follow_their_patterns(text_parts: TextParts, tokens: GrammarTokens) -> None:
+    schema = {"type": "object", "patternProperties": {r'^[^"]+$': {"const": 1}}, "additionalProperties": False}
+    for spec in (
+        ConstraintSpec("json", schema, "p"),
+        ConstraintSpec("grammar", f"start: %json {json.dumps(schema)}", "p"),
+    ):
+        judge = Judge(text_parts, tokens, spec)
+        assert judge.takes('{"a b":1}')
+        assert not judge.takes(r'{"a\"b":1}')
+
+
+def test_only_classes_are_respelled() -> None:
+    for pattern in ("", "a+(b|c)?$", r"\[\^a\]", r"a\]b", r"\d\W\S.", "]", "[a", r"[\]", "(?<x>a)"):
+        assert pattern_without_nul(pattern) == pattern
+    assert pattern_without_nul(r"^[^a]+\p{L}[\[\]b]$") == r"^[[^a]&&[^\x00]]+[\p{L}&&[^\x00]][[\[\]b]&&[^\x00]]$"
+
+
+def test_data_is_left_alone(text_parts: TextParts, tokens: GrammarTokens) -> None:
+    """`pattern` is a keyword only where a schema stands."""
+    constant = {"pattern": "[^a]", "patternProperties": {"[^a]": 1}}
+    schema = {
+        "type": "object",
+        "properties": {"pattern": {"const": constant}, "enum": {"type": "string", "pattern": '^[^"]$'}},
+        "required": ["pattern", "enum"],
+    }
+    judge = Judge(text_parts, tokens, ConstraintSpec("json", schema, "p"))
+    assert judge.takes(json.dumps({"pattern": constant, "enum": "a"}))
+    assert not judge.takes(json.dumps({"pattern": constant, "enum": '"'}))
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, 10**18, -(2**63), -(2**63) + 1, 2**64, -9.3e18, 1e300])
+def test_constants_that_a_float_does_not_tell_apart(number: float) -> None:
+    """-2^63 would end the process."""
+    for schema, place in (
+        ({"const": number}, "p.const"),
+        ({"items": {"enum": ["a", {"b": [number]}]}}, "p.items.enum"),
+        ({"$ref": "#/x/y", "x": {"y": {"const": number}}}, "p.x.y.const"),
+        ({"prefixItems": [{"anyOf": [{"enum": [number]}]}]}, "p.prefixItems[0].anyOf[0].enum"),
+    ):
+        with pytest.raises(TextError, match=re.escape("2^53")) as caught:
+            build_grammar(ConstraintSpec("json", schema, "p"), {})
+        assert caught.value.param == place
+        with pytest.raises(TextError, match=re.escape("2^53")) as caught:
+            build_grammar(ConstraintSpec("grammar", f"start: x\nx: %json\n {json.dumps(schema)}", "g"), {})
+        assert caught.value.param == place.replace("p.", "g.%json.", 1)
+
+
+@pytest.mark.parametrize("number", [0, -1, 0.1, 1.5, 2**31, 2**53, -(2**53), 2**53 - 1])
+def test_constants_are_themselves(text_parts: TextParts, tokens: GrammarTokens, number: float) -> None:
+    judge = Judge(text_parts, tokens, ConstraintSpec("json", {"enum": [number]}, "p"))
+    assert judge.takes(json.dumps(number))
+    assert not judge.takes(json.dumps(number + 1)) and not judge.takes(json.dumps(number - 1))
+
+
+def test_numbers_that_are_no_constants_are_not_looked_at() -> None:
+    check_schema(
+        {"default": 2**60, "examples": [2**60], "properties": {"const": {"description": "a"}}, "title": "x"}, "p"
+    )
+    check_schema({"properties": {"const": {"type": "integer"}, "enum": {"const": "a"}}}, "p")
+
+
+# ---------------------------------------------------------------------------------------------------------- references
+
+
+def chain(n: int, link: Any) -> dict[str, Any]:
+    definitions = {f"a{i}": link({"$ref": f"#/$defs/a{i + 1}"}) for i in range(n)}
+    return {"$defs": {**definitions, f"a{n}": {"type": "null"}}, "$ref": "#/$defs/a0"}
+
+
+LINKS: dict[str, tuple[Any, int]] = {  # and the levels of one link
+    "alone": (lambda reference: reference, 1),
+    "items": (lambda reference: {"items": reference}, 2),
+    "properties": (lambda reference: {"properties": {"x": reference}, "required": ["x"]}, 3),
+    "anyOf": (lambda reference: {"anyOf": [reference, {"type": "null"}]}, 3),
+    "allOf": (lambda reference: {"allOf": [reference], "title": "x"}, 3),
+}
+
+
+@pytest.mark.parametrize("link", LINKS)
+async def test_a_chain_of_references_has_a_limit(constraints: Constraints, link: str) -> None:
+    """Without it a schema of 100 KB is the end of the thread's stack, and of the process."""
+    make, levels = LINKS[link]
+    n = (MAX_REFERENCE_STEPS - 10) // levels
+    assert (await constraints.compile(ConstraintSpec("json", chain(n, make), "p"))).param == "p"
+    for spec in (
+        ConstraintSpec("json", chain(n + 10, make), "p"),
+        ConstraintSpec("grammar", f"start: %json {json.dumps(chain(n + 10, make))}", "p"),
+    ):
+        with pytest.raises(RequestError, match="different references") as caught:
+            await constraints.compile(spec)
+        assert caught.value.code == "invalid_constraint" and len(str(caught.value)) < 300
+
+
+def test_references_count_once_however_they_are_spelled() -> None:
+    node = {"anyOf": [{"$ref": "#/$defs/node"}, {"$ref": "#"}, {"type": "null"}]}
+    check_schema({"$defs": {"node": node}, "properties": {str(i): {"$ref": "#/$defs/node"} for i in range(2000)}}, "p")
+    # unusual spellings are taken for references to the tallest thing there is
+    n = MAX_REFERENCE_STEPS // 4
+    for references in ([f"#anchor{i}" for i in range(n)], [f"#/%24defs/a{i}" for i in range(n)]):
+        with pytest.raises(TextError, match="different references"):
+            check_schema(
+                {"anyOf": [{"$ref": reference} for reference in references], "$defs": {"a": {"items": {}}}}, "p"
+            )
+
+
+def test_a_large_schema_of_real_life_passes() -> None:
+    """200 models that refer to each other, as pydantic writes them."""
+    models = {
+        f"Model{i}": {
+            "type": "object",
+            "properties": {"next": {"anyOf": [{"$ref": f"#/$defs/Model{(i * 7 + 1) % 200}"}, {"type": "null"}]}},
+        }
+        for i in range(200)
+    }
+    check_schema({"$defs": models, "$ref": "#/$defs/Model0"}, "p")
+
+
+# ----------------------------------------------------------------------------------------------------------- sentences
+
+CLOSED = {"type": "object", "additionalProperties": False}
+SENTENCES: list[tuple[Any, str, str]] = [
+    # the schema false is no fault by itself
+    (
+        {**CLOSED, "properties": {"a": {**CLOSED, "required": ["b"]}}, "required": ["a"]},
+        "p.properties.a",
+        "property 'b' is unsat",
+    ),
+    (
+        {"properties": {"a": False, "b": {"uniqueItems": True}}},
+        "p.properties.b",
+        '"uniqueItems" says cannot be enforced',
+    ),
+    ({**CLOSED, "dependentRequired": {}}, "p", '"dependentRequired" says cannot be enforced'),
+    ({"items": {"type": "string", "format": "path"}}, "p.items", 'format "path" is not known'),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "p", "use anyOf"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place", "reason"), SENTENCES)
+async def test_refusals_say_where_and_what_to_do(
+    constraints: Constraints, schema: Any, place: str, reason: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(reason)) as caught:
+        await constraints.compile(ConstraintSpec("json", schema, "p"))
+    assert caught.value.param == place
