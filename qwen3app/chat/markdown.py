@@ -3,8 +3,8 @@
 Owns what the marks mean and how long text is held back: inside a line, from an opening mark to the mark that closes it;
 at the start of a line, until it is clear what the line is; code and rules line by line; a table until it ends, as its
 columns are as wide as their widest cells, or has _ROWS_HELD rows, by which later ones go. What has been written stays,
-so nothing flickers, and a resized window is the terminal's own affair. Lines are not wrapped here. Refuses to know
-colours (styles are words) and how code is highlighted (highlight.py).
+so nothing flickers. Each span says whether it may be broken between words; wrap.py does that. Refuses to know colours
+(styles are words), the window, and how code is highlighted (highlight.py).
 
 Invariant: what `feed` returns over all pieces and `finish` is the same text in the same styles however the text is
 cut. Every decision is made on the text alone: an opening mark waits until it is closed, its line ends, or _MOST_HELD
@@ -18,17 +18,11 @@ One answer, one thread.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from rich.cells import cell_len
 
 from qwen3app.chat.highlight import Highlighter
-
-
-class Span(NamedTuple):
-    text: str
-    style: str  # rich's words, "" for none
-
+from qwen3app.chat.wrap import Span
 
 _MOST_HELD = 600  # characters behind an opening mark
 _MOST_LINE = 2000  # characters of a line that is read as a whole; a longer one is text, a longer line of code two
@@ -107,11 +101,11 @@ class Markdown:
             return False
         bare = line.strip()
         if self._at_start and len(bare) >= len(self._fence) and set(bare) == {self._fence[0]}:
-            spans.append(Span(line, "dim"))
+            spans.append(Span(line, "dim", "fixed"))
             self._fence, self._code = "", None
         else:
             assert self._code is not None
-            spans += [Span(text, style) for text, style in self._code.line(line)]
+            spans += [Span(text, style, "fixed") for text, style in self._code.line(line)]
         self._at_start = line.endswith("\n")
         return True
 
@@ -139,11 +133,11 @@ class Markdown:
             assert line is not None
             self._fence = match.group(2)
             self._code = Highlighter(match.group(3).strip())
-            spans.append(Span(line, "dim"))
+            spans.append(Span(line, "dim", "fixed"))
             return True
         if _RULE.match(first):
             self._take_line(final)
-            spans.append(Span("─" * 24 + ("\n" if end >= 0 else ""), "dim"))
+            spans.append(Span("─" * 24 + ("\n" if end >= 0 else ""), "dim", "fixed"))
             return True
         self._begin_text(spans, first)
         return True
@@ -157,12 +151,12 @@ class Markdown:
             self._base = "bold underline" if len(match.group(2)) <= 2 else "bold"
             spans.append(Span(match.group(1), ""))
         elif match := _BULLET.match(first):
-            spans.append(Span(f"{match.group(1)}• ", ""))
+            spans.append(Span(f"{match.group(1)}• ", "", "mark"))
         elif match := _NUMBER.match(first):
-            spans.append(Span(f"{match.group(1)} ", ""))
+            spans.append(Span(f"{match.group(1)} ", "", "mark"))
         elif match := _QUOTE.match(first):
             self._base = "italic"
-            spans.append(Span(f"{match.group(1)}│ ", "dim"))
+            spans.append(Span(f"{match.group(1)}│ ", "dim", "quote"))
         if match:
             self._held = self._held[match.end() :]
 
@@ -200,13 +194,13 @@ class Markdown:
             header = begins and number == 0
             for i, cell in enumerate(row):
                 if i:
-                    spans.append(Span(" │ ", "dim"))
-                spans += inline(cell, "bold" if header else "")
+                    spans.append(Span(" │ ", "dim", "fixed"))
+                spans += [span._replace(flow="fixed") for span in inline(cell, "bold" if header else "")]
                 if i < min(len(row), len(self._widths)) - 1:
-                    spans.append(Span(" " * (self._widths[i] - _width(cell)), ""))
-            spans.append(Span("\n", ""))
+                    spans.append(Span(" " * (self._widths[i] - _width(cell)), "", "fixed"))
+            spans.append(Span("\n", "", "fixed"))
             if header:
-                spans.append(Span("─┼─".join("─" * width for width in self._widths) + "\n", "dim"))
+                spans.append(Span("─┼─".join("─" * width for width in self._widths) + "\n", "dim", "fixed"))
 
     def _end_table(self, spans: list[Span]) -> None:
         """Writes what waits of a table, and a row that never became one."""

@@ -2,13 +2,16 @@
 
 Owns the look: dimmed thoughts, markdown, tool calls, the line of numbers, notices and errors. Refuses to know the
 session, keys and commands. Everything a model, file, tool or user wrote passes sanitize() here and nowhere else.
-Nothing that has been written is written again, and lines are not wrapped (but those of `table`): the terminal breaks
-them itself, also when its window changes, and knows how wide its characters are. Runs on the event loop's thread.
+Nothing that has been written is written again. On a terminal the lines of answers and thoughts are broken between words
+(wrap.py), and those of `table`; others the terminal breaks: commands and paths in them are copied whole. Runs on the
+event loop's thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import textwrap
 import time
 import unicodedata
@@ -21,6 +24,7 @@ from rich.style import Style
 from qwen3app.chat.backend import Call, Piece, TurnStats
 from qwen3app.chat.markdown import Markdown
 from qwen3app.chat.sanitize import sanitize, sanitize_line
+from qwen3app.chat.wrap import Span, WordWrap, line_width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,18 +93,19 @@ class Renderer:
 
     def __init__(self, console: Console, *, show_thinking: bool = True) -> None:
         self.show_thinking = show_thinking
-        # Where nothing can be bold, the marks are all there is.
-        self.markdown = console.is_terminal and not console.is_dumb_terminal
+        self._can_draw = console.is_terminal and not console.is_dumb_terminal
+        self.markdown = self._can_draw  # where nothing can be bold, the marks are all there is
         self.verbose = True  # a line of numbers under each answer
         self._console = console
         self._kind: str | None = None  # kind of the piece written last in this answer
         self._thought_began = 0.0
         self._answer: Markdown | None = None  # while an answer is being written as markdown
+        self._wrap: WordWrap | None = None  # of the part that is being written, if its lines are broken between words
         self._at_line_start = True
 
     def begin(self) -> None:
         self._kind = None
-        self._answer = None
+        self._answer = self._wrap = None
         self._at_line_start = True
 
     def piece(self, piece: Piece) -> None:
@@ -109,12 +114,11 @@ class Renderer:
         text = sanitize(piece.text)
         if piece.kind == "thought":
             if self.show_thinking:
-                self._write(text, _THOUGHT_STYLE)
+                self._flow([Span(text, _THOUGHT_STYLE)])
         elif self.markdown:
             if self._answer is None:
                 self._answer = Markdown()
-            for span in self._answer.feed(text):
-                self._write(span.text, span.style)
+            self._flow(self._answer.feed(text))
         else:
             self._write(text, None)
 
@@ -159,21 +163,25 @@ class Renderer:
         self.end_part()
 
     def thought(self, text: str) -> None:
-        self._line(text, _THOUGHT_STYLE)
+        self.end_part()
+        self._flow([Span(sanitize(text), _THOUGHT_STYLE)])
+        self.end_part()
 
     def end_part(self) -> None:
         """Ends the thought or the answer that is being written, and its line."""
         if self._kind == "thought" and not self.show_thinking and not self._at_line_start:
             self._write(f" {format_seconds(time.monotonic() - self._thought_began)}", _NOTE_STYLE)
         if self._answer is not None:
-            for span in self._answer.finish():
-                self._write(span.text, span.style)
+            self._flow(self._answer.finish())
             self._answer = None
+        if self._wrap is not None:
+            self._put(self._wrap.finish())
+            self._wrap = None
         self._end_line()
 
     def control(self, sequence: str) -> None:
         """A sequence of ours for the terminal, which shows nothing."""
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._can_draw:
             self._console.file.write(sequence)
             self._console.file.flush()
 
@@ -194,7 +202,7 @@ class Renderer:
         indent = " " * (width + 2)
         lines = []
         for name, meaning in rows:
-            if self._console.width < len(indent) + _LEAST_MEANING:
+            if self._columns() < len(indent) + _LEAST_MEANING:
                 lines += [name, *self._wrapped(meaning, "  ")]
             else:
                 first, *others = self._wrapped(meaning, indent)
@@ -208,13 +216,20 @@ class Renderer:
         """At least one line."""
         lines = textwrap.wrap(
             sanitize(text),
-            max(self._console.width - 1, len(indent) + 1),  # some terminals break after a line as wide as they are
+            max(line_width(self._columns()), len(indent) + 1),
             initial_indent=indent,
             subsequent_indent=indent,
             break_on_hyphens=False,
             replace_whitespace=False,
         )
         return lines or [""]
+
+    def _columns(self) -> int:
+        """The window's width, now. An exported COLUMNS, which rich believes, does not know of a change."""
+        if self._can_draw:
+            with contextlib.suppress(OSError, ValueError):  # no file of the system, or no terminal behind it
+                return os.get_terminal_size(self._console.file.fileno()).columns or self._console.width
+        return self._console.width
 
     def _line(self, text: str, style: str | None) -> None:
         self.end_part()
@@ -224,10 +239,21 @@ class Renderer:
         if not self._at_line_start:
             self._write("\n", None)
 
+    def _flow(self, spans: list[Span]) -> None:
+        """Writes a part's text, on a terminal with its lines broken between words."""
+        if self._can_draw:
+            if self._wrap is None:
+                self._wrap = WordWrap(self._columns)
+            spans = self._wrap.feed(spans)
+        self._put(spans)
+
     def _write(self, text: str, style: str | None) -> None:
-        if text:
-            # Segments pass through rich as they are: no markup, no wrapping, no expanded tabs.
-            segment = Segment(text, Style.parse(style) if style else None)
-            self._console.print(Segments([segment]), end="", soft_wrap=True)
+        self._put([Span(text, style or "")])
+
+    def _put(self, spans: Sequence[Span]) -> None:
+        # Segments pass through rich as they are: no markup, no wrapping, no expanded tabs.
+        segments = [Segment(span.text, Style.parse(span.style) if span.style else None) for span in spans if span.text]
+        if segments:
+            self._console.print(Segments(segments), end="", soft_wrap=True)
             self._console.file.flush()
-            self._at_line_start = text.endswith("\n")
+            self._at_line_start = segments[-1].text.endswith("\n")

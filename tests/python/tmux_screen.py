@@ -56,6 +56,10 @@ class Screen:
         """What the terminal shows, with what has scrolled away; wrapped lines joined."""
         return self.tmux("capture-pane", "-p", "-J", "-S", "-")
 
+    def lines(self) -> list[str]:
+        """The terminal's own lines, each at most as wide as its window."""
+        return [line.rstrip() for line in self.tmux("capture-pane", "-p", "-S", "-").split("\n")]
+
     def keys(self, *keys: str) -> None:
         self.tmux("send-keys", *keys)
 

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qwen3app.chat.markdown import Markdown
+from qwen3app.chat.wrap import Span
 
 ANSWER = """# Title
 Some **bold**, *italic*, `co*de*`, ~~gone~~ and [a link](http://x.y), 2*3*4, snake_case_name and \\(x\\).
@@ -161,7 +162,7 @@ def test_words_are_written_when_they_come() -> None:
     markdown = Markdown()
     assert "".join(span.text for span in markdown.feed("Once upon a time")) == "Once upon a time"
     assert markdown.feed("**th") == []  # held, as it may become bold
-    assert [tuple(span) for span in markdown.feed("ere** was")] == [("there", "bold"), (" was", "")]
+    assert markdown.feed("ere** was") == [Span("there", "bold"), Span(" was", "")]
 
 
 def test_code_keeps_its_letters_and_gets_colours() -> None:
