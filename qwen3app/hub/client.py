@@ -28,6 +28,7 @@ T = TypeVar("T")
 # These may pass by themselves; any other answer is final.
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _LONGEST_SAID = 300  # characters of a Hub's own words
+_UNREACHED_TRIES = 2  # without an answer before: a wrong address or no network, where patience seldom helps
 _LONGEST_WAIT = 60.0  # a Hub that asks for more gets its sentence instead
 
 
@@ -99,6 +100,7 @@ class Hub:
         self.patience = patience or Patience()
         self.stop = threading.Event()
         self._say = say
+        self._has_answered = False
         self.endpoint = constants.ENDPOINT
         self.headers: dict[str, str] = build_hf_headers(library_name="qwen3-8b", library_version=__version__)
         if not self.headers.get("authorization", "").isascii():
@@ -176,13 +178,15 @@ class Hub:
                 return step()
             except Exception as error:
                 refused = self._as_hub_error(error)
+                unreached = not self._has_answered and _is_unreached(error)
             if not isinstance(refused, HubError) or not refused.passing:
                 raise refused from None
             if progressed():
                 tries, wait = 0, self.patience.first_wait
             tries += 1
             pause = wait if refused.wait is None else max(refused.wait, wait)
-            if tries >= self.patience.tries or pause > _LONGEST_WAIT:
+            most = min(self.patience.tries, _UNREACHED_TRIES) if unreached else self.patience.tries
+            if tries >= most or pause > _LONGEST_WAIT:
                 raise refused from None
             cause = str(refused).partition("; ")[0]
             self._say(f"{cause}; trying again in {pause:g} s.")
@@ -197,6 +201,13 @@ class Hub:
 
         if isinstance(error, OfflineModeIsEnabled):
             return HubError("HF_HUB_OFFLINE is set; unset it to download.")
+        if _is_unreached(error):
+            reason = str(error) or f"no connection within {self.timeout:g} s"
+            return HubError(
+                f"{self._asked(error)} cannot be reached ({reason}); check the network, HF_ENDPOINT and the proxy's "
+                "variables, and run this again: what has come stays.",
+                passing=True,
+            )
         if isinstance(error, httpx2.TimeoutException):
             return HubError(
                 f"{self.endpoint} sends nothing for {self.timeout:g} s; try again, the download goes on where it is.",
@@ -207,16 +218,25 @@ class Hub:
         if isinstance(error, httpx2.TransportError):
             reason = str(error) or type(error).__name__
             return HubError(
-                f"{self.endpoint} cannot be reached, or breaks off ({reason}); check the network, HF_ENDPOINT and the "
-                "proxy's variables, and run this again: the download goes on where it is.",
+                f"{self.endpoint} breaks off ({reason}); check the network, HF_ENDPOINT and the proxy's variables, and "
+                "run this again: the download goes on where it is.",
                 passing=not isinstance(error, httpx2.ProxyError),
             )
         if isinstance(error, httpx2.HTTPError):
             return HubError(f"{self.endpoint} cannot be asked ({error}); check HF_ENDPOINT.")
         return error
 
+    def _asked(self, error: Exception) -> str:
+        """The address that was asked: the Hub's, or that of the store of files it has sent us to."""
+        try:
+            url = error.request.url  # type: ignore[attr-defined]
+        except (AttributeError, RuntimeError):
+            return self.endpoint
+        return f"{url.scheme}://{url.netloc.decode()}"
+
     def check(self, response: httpx2.Response, what: str) -> None:
         """HubError for an answer that is a refusal. what: the file or the model that was asked for."""
+        self._has_answered = True
         status = response.status_code
         if status < 400:
             return
@@ -258,3 +278,10 @@ class Hub:
             passing=status in _PASSING,
             wait=seconds,
         )
+
+
+def _is_unreached(error: Exception) -> bool:
+    """No connection was made: no such host, nobody at its port, no way there."""
+    import httpx2
+
+    return isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)

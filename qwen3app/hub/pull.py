@@ -48,6 +48,7 @@ def pull(name: HubName, progress: Progress, folder: Path | None = None, patience
             return here
         if here is None:  # else there may be nothing to write
             check_place(folder or cache, "HF_HOME" if folder is None else "--dir")
+        progress.say(f"Asking {hub.endpoint} for {name}.")
         commit = (listing := hub.listing()).commit
         store: Store = CacheStore(cache, name, commit) if folder is None else FolderStore(folder, commit)
         try:

@@ -192,7 +192,11 @@ def test_a_server_downloads_before_it_starts(environment: dict[str, str], tmp_pa
         wait_for(server, '"event":"ready"')
         lines = [json.loads(line) for line in server.log.splitlines()]
         told = [line["message"] for line in lines if line["event"] == "download"]
-        assert told[0].startswith("Downloading Qwen/tiny from ") and "Downloaded 100 % of 3.94 MB." in told
+        assert (
+            told[0].startswith("Asking ")
+            and told[1].startswith("Downloading Qwen/tiny from ")
+            and "Downloaded 100 % of 3.94 MB." in told
+        )
         page = next(line["page"] for line in lines if line["event"] == "ready")
         models = httpx.get(f"{page}v1/models", timeout=PATIENCE).json()
         assert models["data"][0]["id"] == "Qwen/tiny"

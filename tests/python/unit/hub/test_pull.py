@@ -431,15 +431,29 @@ def test_a_place_where_one_may_not_write(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_nobody_is_there(run: Run, hub: FakeHub) -> None:
     nobody = run("pull", "Qwen/tiny", HF_ENDPOINT="http://127.0.0.1:1")
-    assert (
-        "http://127.0.0.1:1 cannot be reached" in refusal(nobody) and nobody.stderr.count("; trying again in 0 s.") == 4
-    )
+    assert nobody.stderr.splitlines()[0] == "Asking http://127.0.0.1:1 for Qwen/tiny."  # said before it is known
+    assert refusal(nobody).startswith("qwen3-8b: http://127.0.0.1:1 cannot be reached (")
+    assert nobody.stderr.count("; trying again in 0 s.") == 1
+    unknown = run("pull", "Qwen/tiny", HF_ENDPOINT="http://no-such-host.invalid")
+    assert refusal(unknown).startswith("qwen3-8b: http://no-such-host.invalid cannot be reached (")
+    assert unknown.stderr.count("; trying again in 0 s.") == 1
     for wrong in ("ftp://x", "nonsense"):
         assert "check HF_ENDPOINT" in refusal(run("pull", "Qwen/tiny", HF_ENDPOINT=wrong))
     for name in ("tiny", "a/b/c", "../x", "a//b", "https://example.org/Qwen/tiny", "https://huggingface.co/Qwen"):
         done = run("pull", name)
         assert done.returncode == 2 and "is no name on the Hub" in done.stderr
     assert not hub.seen
+
+
+def test_a_store_that_goes_away_is_waited_for(run: Run, hub: FakeHub) -> None:
+    """The Hub has answered, so there is a network: the fault may pass."""
+    hub.refuse = lambda method, path, headers: (
+        (302, {"Location": "http://127.0.0.1:1/x"}) if method == "GET" and path.endswith("model.safetensors") else None
+    )
+    done = run("pull", "Qwen/tiny")
+    assert (
+        "http://127.0.0.1:1 cannot be reached (" in refusal(done) and done.stderr.count("; trying again in 0 s.") == 4
+    )
 
 
 def test_an_address_is_a_name(run: Run, hub: FakeHub) -> None:
