@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from qwen3app.text.errors import TextError, check_unicode
-from qwen3app.text.schemas import check_schema, schema_json
+from qwen3app.text.schemas import check_multiples, check_schema, schema_json
 
 MAX_CHARACTERS = 1 << 18  # of one constraint, keys and strings together
 MAX_DEPTH = 100  # of a schema; llguidance reads JSON 128 levels deep
@@ -96,7 +96,9 @@ def tool_call_spec(
 
 def build_grammar(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:
     """The grammar of a constraint. Raises TextError with the place of a fault."""
-    return _BUILDERS[spec.kind](spec, control_tokens)
+    grammar = _BUILDERS[spec.kind](spec, control_tokens)
+    check_multiples(grammar.schemas)
+    return grammar
 
 
 def _json(spec: ConstraintSpec, _: Mapping[str, int]) -> Grammar:
@@ -137,12 +139,12 @@ def _lark(spec: ConstraintSpec, _: Mapping[str, int]) -> Grammar:
     except Exception as error:  # the converter raises bare Exceptions
         reason = " ".join(str(error).split())[:300]
         raise TextError(f"{spec.param} is no grammar in Lark's or GBNF's form: {reason}.", spec.param) from None
-    return Grammar(_with_checked_schemas(text, spec.param), spec.param)
+    return _with_checked_schemas(text, spec.param)
 
 
-def _with_checked_schemas(text: str, param: str) -> str:
+def _with_checked_schemas(text: str, param: str) -> Grammar:
     """A Lark grammar whose schemas (`%json {...}`) are checked, and spelled for llguidance."""
-    parts, copied = [], 0
+    parts, copied, schemas = [], 0, []
     for match in _SCHEMA_BEGINS.finditer(text):
         begin = match.end()
         if begin < copied:
@@ -155,8 +157,9 @@ def _with_checked_schemas(text: str, param: str) -> str:
         _check_size(schema, place)
         check_schema(schema, place)
         parts += [text[copied:begin], schema_json(schema)]
+        schemas.append((place, schema))
         copied = end
-    return "".join([*parts, text[copied:]])
+    return Grammar("".join([*parts, text[copied:]]), param, tuple(schemas))
 
 
 def _tools(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:

@@ -12,7 +12,7 @@ from serving import TextParts
 from qwen3app.errors import RequestError
 from qwen3app.runtime.constraints import Constraints, GrammarTokens
 from qwen3app.text.errors import TextError
-from qwen3app.text.grammars import ConstraintSpec, build_grammar
+from qwen3app.text.grammars import ConstraintSpec, build_grammar, tool_call_spec
 from qwen3app.text.schemas import MAX_REFERENCE_STEPS, check_schema, pattern_without_nul
 
 
@@ -129,6 +129,49 @@ def test_numbers_that_are_no_constants_are_not_looked_at() -> None:
         {"default": 2**60, "examples": [2**60], "properties": {"const": {"description": "a"}}, "title": "x"}, "p"
     )
     check_schema({"properties": {"const": {"type": "integer"}, "enum": {"const": "a"}}}, "p")
+
+
+def multiple(of: float) -> dict[str, Any]:
+    return {"type": "number", "multipleOf": of}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (multiple(2**31), "p"),  # would take all memory, and a thread for ever
+        (multiple(-(2**31)), "p"),
+        (multiple(1000003.0), "p"),
+        (multiple(3.14159), "p"),
+        ({"allOf": [multiple(997), multiple(991)]}, "p.allOf[0]"),
+        ({"$ref": "#/x", "multipleOf": 997, "x": multiple(991)}, "p.x"),
+        ({"properties": {str(i): multiple(101 + i) for i in range(20)}}, "p.properties"),
+    ],
+)
+def test_multiples_have_a_limit(schema: Any, place: str) -> None:
+    for spec in (
+        ConstraintSpec("json", schema, "p"),
+        ConstraintSpec("grammar", f"start: %json {json.dumps(schema)}", "p"),
+    ):
+        with pytest.raises(TextError, match="remainders") as caught:
+            build_grammar(spec, {})
+        assert caught.value.param is not None
+        assert caught.value.param.replace(".%json", "").startswith(place)
+        assert caught.value.param.endswith(".multipleOf")
+
+
+def test_multiples_of_several_tools_meet() -> None:
+    calls = [("f", multiple(997)), ("g", {"properties": {"a": multiple(991)}})]
+    tools = [(name, {"type": "object", "properties": {"x": schema}}) for name, schema in calls]
+    with pytest.raises(TextError, match="remainders"):
+        build_grammar(tool_call_spec(tools, parallel=True, free_text=False), {})
+
+
+@pytest.mark.parametrize(
+    ("of", "yes", "no"), [(60, 180, 90), (0.01, 12.34, 0.005), (1000000, 3000000, 1500000), (86400, 86400, 3600)]
+)
+def test_usual_multiples(text_parts: TextParts, tokens: GrammarTokens, of: float, yes: float, no: float) -> None:
+    judge = Judge(text_parts, tokens, ConstraintSpec("json", {"anyOf": [multiple(of), {"type": "null"}]}, "p"))
+    assert judge.takes(json.dumps(yes)) and not judge.takes(json.dumps(no))
 
 
 # ---------------------------------------------------------------------------------------------------------- references
