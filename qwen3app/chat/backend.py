@@ -127,7 +127,12 @@ class Backend(Protocol):
     def count(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, think: bool
     ) -> int | None:
-        """Tokens that a conversation takes of the context; None: not known."""
+        """Tokens that a conversation takes of the context; None: not known here."""
+
+    async def ask_count(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, think: bool
+    ) -> int | None:
+        """As `count`, where somebody else may have to be asked; None: nobody knows. Takes at most a few seconds."""
 
     def answer(
         self,

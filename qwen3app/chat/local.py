@@ -68,6 +68,11 @@ class LocalBackend:
             return None
         return len(prompt.ids)
 
+    async def ask_count(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, think: bool
+    ) -> int | None:
+        return self.count(messages, tools, think)
+
     def stop(self) -> None:
         if self._generation is not None:
             self._generation.cancel()

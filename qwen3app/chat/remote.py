@@ -26,6 +26,7 @@ from qwen3app.chat.settings import SETTINGS, ChatSettings
 from qwen3app.errors import NETWORK_VARIABLES, UsageError
 
 _CONNECT_SECONDS = 10.0
+_COUNT_SECONDS = 3.0  # the prompt waits for it
 _MODEL_SECONDS = 30.0  # for the list of models; an answer may take as long as it takes
 _FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError)  # the last ones: hosts that are no names
 _MOST_NUMBER = 10**15  # of tokens or milliseconds that a server tells
@@ -88,7 +89,21 @@ class RemoteBackend:
     def count(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, think: bool
     ) -> int | None:
-        return None  # few servers tell
+        return None
+
+    async def ask_count(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, think: bool
+    ) -> int | None:
+        if self.kv_tokens is None:  # not our own server; few others tell
+            return None
+        body = {"model": self.name, "messages": list(messages), "add_generation_prompt": False}
+        body |= self._template_fields(tools, think)
+        with contextlib.suppress(ChatError, TimeoutError, *_FAILURES):
+            async with asyncio.timeout(_COUNT_SECONDS):
+                data, url = json.dumps(body).encode(), f"{self._root}/tokenize"
+                async with self._client.stream("POST", url, content=data) as response:
+                    return _count(_json(await _all(response)), "count") if response.status_code == 200 else None
+        return None
 
     def stop(self) -> None:
         if self._pump is not None:
@@ -174,11 +189,20 @@ class RemoteBackend:
             value = getattr(settings, setting.field)
             if value is not None and setting.field != "system":
                 body[setting.field] = value
-        if tools:
-            body["tools"] = list(tools)
+        return body | self._template_fields(tools, think)
+
+    @staticmethod
+    def _template_fields(tools: Sequence[dict[str, Any]] | None, think: bool) -> dict[str, Any]:
+        """What changes how messages become a prompt."""
+        fields: dict[str, Any] = {"tools": list(tools)} if tools else {}
         if not think:
-            body["chat_template_kwargs"] = {"enable_thinking": False}  # as vLLM, SGLang, llama.cpp and we have it
-        return body
+            fields["chat_template_kwargs"] = {"enable_thinking": False}  # as vLLM, SGLang, llama.cpp and we have it
+        return fields
+
+    @property
+    def _root(self) -> str:
+        """Where our own server has what is not OpenAI's."""
+        return self._url.removesuffix("/v1")
 
     async def _find_model(self) -> None:
         try:
@@ -205,7 +229,7 @@ class RemoteBackend:
 
     async def _look_at_server(self) -> None:
         """What only our own server tells: the KV cache's size and defaults."""
-        url = f"{self._url.removesuffix('/v1')}/status"
+        url = f"{self._root}/status"
         with contextlib.suppress(ChatError, *_FAILURES):
             async with self._client.stream("GET", url, timeout=_CONNECT_SECONDS) as response:
                 found = _json(await _all(response)) if response.status_code == 200 else {}

@@ -168,6 +168,8 @@ class Repl:
         if question:
             with _interrupt_calls(self._interrupt), self._terminal:
                 await self._answer(question)
+        with _interrupt_calls(lambda: None), self._terminal:
+            await self._session.recount()
         return False
 
     def _status(self) -> str:

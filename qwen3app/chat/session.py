@@ -74,6 +74,11 @@ class ChatSession:
         """Where the last answer's numbers are not those of the conversation, as after /undo and /load."""
         self.context_tokens = self.backend.count(self._prompt(), self.tools, self.think) if self.messages else 0
 
+    async def recount(self) -> None:
+        """Finds out what the conversation takes where that is not known, as after a stop, if anybody knows."""
+        if self.context_tokens is None:
+            self.context_tokens = await self.backend.ask_count(self._prompt(), self.tools, self.think)
+
     def _prompt(self) -> list[dict[str, Any]]:
         system = self.settings.system
         return [*([{"role": "system", "content": system}] if system else []), *self.messages]

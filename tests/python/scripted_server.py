@@ -51,6 +51,8 @@ class ScriptedServer:
         self.asked: list[str] = []  # paths of GET
         self.status: int = 200
         self.status_reply: Any = None  # of GET /status
+        self.counted: list[dict[str, Any]] = []  # bodies of POST /tokenize
+        self.count_reply: Any = None
         self.models: Any = {"data": [{"id": "scripted", "max_model_len": 1000}, {"id": "second"}]}
         script = self
 
@@ -66,6 +68,9 @@ class ScriptedServer:
                 return self._json(script.models, 200)
 
             def do_POST(self) -> None:
+                if self.path == "/tokenize":
+                    script.counted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                    return self._json(script.count_reply, 404 if script.count_reply is None else 200)
                 script.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 if script.status != 200:
                     return self._json({"error": {"message": "too long"}}, script.status)

@@ -289,6 +289,18 @@ def test_what_was_typed_before_the_question_does_not_answer_it(open_screen: Open
         leave(screen)
 
 
+def test_the_status_bar_knows_what_a_stopped_answer_left(open_screen: OpenScreen) -> None:
+    with scripted(words("Beginning ", "end.")) as server:
+        server.status_reply, server.count_reply = {"kv_tokens": 100, "defaults": {}}, {"count": 20}
+        server.gate.clear()
+        screen = open_screen(server)
+        screen.enter("one")
+        screen.wait("Beginning")
+        screen.keys("C-c")
+        screen.wait("stopped]", "context 20 of 1,000 (2.0%) · KV 20%")
+        leave(screen)
+
+
 def test_ctrl_c_stops_an_answer_of_a_server(open_screen: OpenScreen) -> None:
     with scripted(words("Beginning ", "end."), words("Again.")) as server:
         server.gate.clear()

@@ -8,10 +8,12 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from served import StartServer
 
 from qwen3app.abi.types import EngineOptions
 from qwen3app.chat.errors import ContextFull
 from qwen3app.chat.local import LocalBackend
+from qwen3app.chat.remote import RemoteBackend
 from qwen3app.chat.session import ChatSession
 from qwen3app.chat.settings import ChatSettings
 from qwen3app.commands.model_files import read_tensors
@@ -98,6 +100,21 @@ async def test_stopping_frees_the_engine_and_keeps_the_words(session: ChatSessio
     session.settings.max_tokens = 4
     await ask(session, "Again")
     assert 1 <= session.stats.tokens <= 4
+
+
+async def test_a_server_counts_as_the_engine_at_home_does(
+    session: ChatSession, start_server: StartServer, tiny_model_dir: Path
+) -> None:
+    server = start_server(tiny_model_dir, "--max-ctx", str(CONTEXT), "--no-think")
+    async with RemoteBackend(server.url, None, None) as backend:
+        there = ChatSession(backend, session.settings, think=False)
+        async with aclosing(there.ask("Hello")) as pieces:
+            async for _ in pieces:
+                there.stop()
+        assert there.context_tokens is None and len(there.messages) == 2
+        await there.recount()
+        assert there.context_tokens == session.backend.count(there.messages, None, False)
+    assert server.stop() == 0
 
 
 async def test_the_last_token_of_the_context_can_be_used(session: ChatSession) -> None:

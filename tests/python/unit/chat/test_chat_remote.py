@@ -17,6 +17,7 @@ from qwen3app.chat.backend import Call, Piece
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.remote import RemoteBackend, base_url
 from qwen3app.chat.session import ChatSession
+from qwen3app.chat.settings import ChatSettings
 from qwen3app.chat.status_bar import status_line
 from qwen3app.errors import UsageError
 
@@ -190,6 +191,56 @@ async def test_stopping_keeps_what_came(server: ScriptedServer) -> None:
                 session.stop()
         assert session.stats.finish == "abort"
         assert session.messages[-1] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+
+
+async def test_our_own_server_counts_what_a_stopped_answer_left(server: ScriptedServer) -> None:
+    """Nobody has told: the usage comes with an answer's end."""
+    server.status_reply = {"kv_tokens": 50, "defaults": {}}
+    server.gate.clear()
+    async with RemoteBackend(server.url, None, None) as backend:
+        session = ChatSession(backend, ChatSettings(system="Be brief"), think=False)
+        session.tools = [{"type": "function", "function": {"name": "f"}}]
+        async with aclosing(session.ask("Hi")) as pieces:
+            async for _ in pieces:
+                session.stop()
+        for reply in (None, {"count": "many"}, [], {"count": -1}):
+            server.count_reply = reply
+            await session.recount()
+            assert status_line(session, 80) == "scripted · context ? of 1,000"
+        server.count_reply = {"count": 20, "tokens": []}
+        await session.recount()
+        assert status_line(session, 80) == "scripted · context 20 of 1,000 (2.0%) · KV 40%"
+        await session.recount()  # known: nobody is asked
+    assert len(server.counted) == 5
+    assert server.counted[-1] == {
+        "model": "scripted",
+        "messages": [{"role": "system", "content": "Be brief"}, *session.messages],
+        "add_generation_prompt": False,
+        "tools": session.tools,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+
+
+async def test_other_servers_are_not_asked_to_count(server: ScriptedServer) -> None:
+    server.count_reply = {"count": 20}
+    async with RemoteBackend(server.url, None, None) as backend:
+        session = ChatSession(backend)
+        await ask(session, "Hi")
+        session.replace(session.messages)
+        await session.recount()
+        assert session.context_tokens is None and server.counted == []
+
+
+async def test_a_server_that_has_gone_counts_nothing() -> None:
+    with scripted(words("Hello")) as server:
+        server.status_reply = {"kv_tokens": 50, "defaults": {}}
+        async with RemoteBackend(server.url, None, None) as backend:
+            session = ChatSession(backend)
+            await ask(session, "Hi")
+            session.replace(session.messages)
+            server.stop()
+            await session.recount()
+            assert session.context_tokens is None
 
 
 async def test_stopping_before_the_first_word() -> None:
