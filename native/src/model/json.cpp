@@ -47,7 +47,16 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return out + "]";
 }
 
+void refuse_lfs_pointer(std::string_view text, const std::string& where) {
+  if (text.starts_with("version https://git-lfs")) {
+    throw Error(Status::kBadModel,
+                where + " is a git-lfs pointer (" + std::to_string(text.size()) +
+                    " bytes of text), not the file itself; run `git lfs pull` in the model directory");
+  }
+}
+
 Json parse_json(std::string_view text, const std::string& where) {
+  refuse_lfs_pointer(text, where);
   // keys[d]: the keys seen so far in the object that is open at depth d.
   std::vector<std::unordered_set<std::string>> keys;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {

@@ -14,8 +14,13 @@ namespace qwen3 {
 
 using Json = nlohmann::json;
 
-// Parses text as one JSON value. `where` names the source in errors (kBadModel): broken syntax, a key that appears
-// twice in one object, nesting deeper than 32. Memory is at most a fixed multiple of the text (about 40 times).
+// Throws kBadModel if the file `where` with this text is a git-lfs pointer: a clone without git-lfs has these in the
+// places of its large files, and some hubs keep every file there.
+void refuse_lfs_pointer(std::string_view text, const std::string& where);
+
+// Parses text as one JSON value. `where` names the source in errors (kBadModel): a git-lfs pointer, broken syntax, a
+// key that appears twice in one object, nesting deeper than 32. Memory is at most a fixed multiple of the text (about
+// 40 times).
 Json parse_json(std::string_view text, const std::string& where);
 
 // As parse_json, and the value must be an object.

@@ -131,12 +131,8 @@ void check_tiling(const std::vector<SafetensorsEntry>& entries, std::size_t data
 }  // namespace
 
 std::vector<SafetensorsEntry> parse_safetensors(std::span<const std::byte> bytes, const std::string& where) {
-  constexpr std::string_view kLfs = "version https://git-lfs";
   if (bytes.empty()) bad(where + " is empty (0 bytes); download it again");
-  if (bytes.size() >= kLfs.size() && text_of(bytes.first(kLfs.size())) == kLfs) {
-    bad(where + " is a git-lfs pointer (" + std::to_string(bytes.size()) +
-        " bytes of text), not the weights; run 'git lfs pull' or download the file itself");
-  }
+  refuse_lfs_pointer({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, where);
   if (bytes.size() < kLengthBytes) {
     bad(where + " is truncated: it has " + std::to_string(bytes.size()) +
         " bytes, fewer than the 8 of a header length");

@@ -333,6 +333,7 @@ TEST("checkpoint: broken indexes") {
     CHECK_THROWS_WITH(open(dir), Error, sentence);
   };
   refused("", "index.json is not valid JSON");
+  refused("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 726\n", "index.json is a git-lfs pointer");
   refused("[]", "expected an object");
   refused("{}", "has no weight_map object");
   refused(R"({"weight_map":[]})", "has no weight_map object");

@@ -215,6 +215,8 @@ TEST("config: end ids are the union of both files") {
   CHECK_THROWS_WITH(load_config(dir.path()), Error, "expected a whole number");
   dir.write("generation_config.json", "{\"eos_token_id\": [");
   CHECK_THROWS_WITH(load_config(dir.path()), Error, "generation_config.json is not valid JSON");
+  dir.write("generation_config.json", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 726\n");
+  CHECK_THROWS_WITH(load_config(dir.path()), Error, "generation_config.json is a git-lfs pointer");
   dir.write("generation_config.json", "[]");
   CHECK_THROWS_WITH(load_config(dir.path()), Error, "generation_config.json is a list of 0, expected an object");
   std::string many = R"({"eos_token_id": [0)";
@@ -291,6 +293,9 @@ TEST("config: what is not supported is refused in one sentence") {
 
 TEST("config: the file itself may be broken") {
   CHECK_THROWS_WITH(load(""), Error, "config.json is not valid JSON (at byte 0 of 0)");
+  CHECK_THROWS_WITH(load("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 726\n"), Error,
+                    "config.json is a git-lfs pointer (66 bytes of text), not the file itself; run `git lfs pull` in "
+                    "the model directory");
   CHECK_THROWS_WITH(load("[1, 2]"), Error, "config.json is a list of 2, expected an object");
   CHECK_THROWS_WITH(load(config_text().substr(0, 100)), Error, "is the download complete?");
   CHECK_THROWS_WITH(load(replace(config_text(), R"("vocab_size": 8)", R"("vocab_size": 8, "head_dim": 128)")), Error,

@@ -80,7 +80,8 @@ TEST("safetensors: broken downloads") {
   CHECK_THROWS_WITH(parse(""), Error, "f.safetensors is empty (0 bytes)");
   CHECK_THROWS_WITH(parse("abcd"), Error, "is truncated: it has 4 bytes, fewer than the 8 of a header length");
   const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1192135096\n";
-  CHECK_THROWS_WITH(parse(pointer), Error, "is a git-lfs pointer (73 bytes of text)");
+  CHECK_THROWS_WITH(parse(pointer), Error,
+                    "f.safetensors is a git-lfs pointer (73 bytes of text), not the file itself; run `git lfs pull`");
   const std::string whole = container(kHeader, std::string(14, 'd'));
   CHECK_EQ(parse(whole).size(), std::size_t{2});
   CHECK_THROWS_WITH(parse(whole.substr(0, whole.size() - 1)), Error,
