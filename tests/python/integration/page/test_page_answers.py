@@ -281,6 +281,51 @@ def test_a_server_that_is_gone(fake: FakeServer, open_page: Any) -> None:
     page.wait_for_selector('#gauge[data-state="ok"]')
 
 
+def test_trying_again_means_the_question_that_failed(fake: FakeServer, open_page: Any) -> None:
+    """Also where the server went away in the middle of its answer, stays away, and the page is loaded anew."""
+    shown = threading.Event()
+    fake.replies = [says("One."), [delta(content="Half"), shown, CUT], says("Two.")]
+    page = open_page(fake.url)
+    converse(page, "first")
+    ask(page, "second")
+    page.wait_for_selector(".assistant >> text=Half")
+    page.context.set_offline(True)  # nobody is there; the answer that comes still does
+    shown.set()
+    page.wait_for_selector(".error-card >> text=broke off in the middle")
+    wait_for_end(page)
+    for sentence in ("cannot be reached", "cannot be reached"):
+        page.click(".error-card button")
+        page.wait_for_selector(f".error-card >> text={sentence}")
+        wait_for_end(page)
+    assert len(fake.requests) == 2
+    page.context.set_offline(False)
+    page.reload()
+    page.click(".error-card button")
+    page.wait_for_selector("text=Two.")
+    wait_for_end(page)
+    assert answers(page) == ["One.", "Two."] and page.locator(".error-card").count() == 0
+    assert roles(fake) == [("user", "first"), ("assistant", "One."), ("user", "second")]
+
+
+def test_a_question_behind_one_that_failed(fake: FakeServer, open_page: Any) -> None:
+    """Each answer's button asks what stands before that answer."""
+    refusal = Refusal(429, "queue_full", "1,024 requests are waiting already; try again later.")
+    fake.replies = [refusal, refusal, says("Third time."), says("First.")]
+    page = open_page(fake.url)
+    converse(page, "first")
+    converse(page, "second")
+    page.click(".error-card button >> nth=1")
+    page.wait_for_selector("text=Third time.")
+    wait_for_end(page)
+    assert roles(fake) == [("user", "first"), ("user", "second")]
+    page.click(".error-card button")  # of the first answer
+    page.wait_for_selector("text=First.")
+    wait_for_end(page)
+    assert roles(fake) == [("user", "first")] and answers(page) == ["First."]
+    page.click(".toast >> text=Undo")
+    page.wait_for_selector("text=Third time.")
+
+
 def test_a_model_that_is_loading_is_waited_for(fake: FakeServer, open_page: Any) -> None:
     fake.loading = 0.42
     page = open_page(fake.url)
