@@ -29,6 +29,8 @@ MAX_DEPTH = 100  # of a schema; llguidance reads JSON 128 levels deep
 MAX_CHOICES = 10_000
 _SCHEMA_BEGINS = re.compile(r"%json[ \t\r\n]*(?=\{)")
 _JSON = json.JSONDecoder()
+# Of a Lark grammar: strings, expressions, comments, or what makes two terminals one: A & B, ~A (but A~3 repeats).
+_LARK_PART = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/(?:[^/\\]|\\.)+/|(?P<operator>&|~(?![ \t]*\d))', re.S)
 _WHITE_SPACE = r"[ \n\r\t]{1,40}"
 
 Kind = Literal["json", "regex", "choice", "grammar", "tools"]
@@ -139,6 +141,12 @@ def _lark(spec: ConstraintSpec, _: Mapping[str, int]) -> Grammar:
     except Exception as error:  # the converter raises bare Exceptions
         reason = " ".join(str(error).split())[:300]
         raise TextError(f"{spec.param} is no grammar in Lark's or GBNF's form: {reason}.", spec.param) from None
+    if any(match["operator"] for match in _LARK_PART.finditer(text)):
+        # llguidance looks through all states of both together, and does not count it as work
+        raise TextError(
+            f"{spec.param} has & or ~ between terminals, whose work has no limit; write what is allowed without them.",
+            spec.param,
+        )
     return _with_checked_schemas(text, spec.param)
 
 

@@ -230,6 +230,39 @@ def test_a_large_schema_of_real_life_passes() -> None:
     check_schema({"$defs": models, "$ref": "#/$defs/Model0"}, "p")
 
 
+# ------------------------------------------------------------------------------------------------------------ grammars
+
+
+def test_terminals_are_not_combined() -> None:
+    """/(a{97})*/ & /(a{89})*/ & ... would keep a thread that compiles for hours."""
+    for grammar in (
+        "start: X\nX: /(a{97})*/ & /(a{89})*/",
+        "start: X\nX: ~/(a{97})*/",
+        'start: X\nX: "b" | ~(/a/ | /b/)  // c',
+        'start: "\\"" X\nX: /\\// & /b/',
+    ):
+        with pytest.raises(TextError, match="has & or ~") as caught:
+            build_grammar(ConstraintSpec("grammar", grammar, "g"), {})
+        assert caught.value.param == "g"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('start: "a" ~ 2..3', "aaa"),
+        ('start: "a"~2', "aa"),
+        ('start: "a & ~b" // & ~', "a & ~b"),
+        (r"start: /[&~]\/&/", "&/&"),
+        ('start: %json {"const": "&~"}', '"&~"'),
+        ('root ::= "&" | "~"', "~"),
+    ],
+)
+def test_the_characters_are_free_elsewhere(
+    text_parts: TextParts, tokens: GrammarTokens, grammar: str, text: str
+) -> None:
+    assert Judge(text_parts, tokens, ConstraintSpec("grammar", grammar, "g")).takes(text)
+
+
 # ----------------------------------------------------------------------------------------------------------- sentences
 
 CLOSED = {"type": "object", "additionalProperties": False}
