@@ -11,9 +11,10 @@ sees the true text. The rendered text is cut at the surrogates; they become ids,
 plain text in one piece, so pieces merge over the border of template and user text as they do in transformers.
 
 Literals that are searched for, not written (operands of comparisons, arguments of `split`, `startswith`, ...), keep
-their text, but for think tags: these are the one thing that assistant messages may write (their `<think>` and
-`</think>` in content and reasoning_content are marked before rendering), so searches for them are marked too. Hence a
-template that looks for think tags in messages of other roles does not find them; none of the known ones does.
+their text, but for think tags: these are the one thing that assistant messages may write (`<think>` and `</think>` in
+their content are marked before rendering; in reasoning_content they are words of the thought, as they are in what the
+model writes), so searches for them are marked too. Hence a template that looks for think tags elsewhere does not find
+them; none of the known ones does.
 A template that puts control tokens together from pieces (`'<|' + role + '|>'`) writes plain text here; `notice` says
 so, found by comparing a rendered probe with transformers' way.
 
@@ -233,8 +234,6 @@ class ChatTemplate:
         for message in chat:
             if message["role"] == "assistant":
                 message["content"] = self._marks.mark_think(message["content"])
-                if "reasoning_content" in message:
-                    message["reasoning_content"] = self._marks.mark_think(message["reasoning_content"])
         variables = {
             **self._variables,
             **kwargs,

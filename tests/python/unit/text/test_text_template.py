@@ -147,7 +147,7 @@ def _conversations(draw: st.DrawFn) -> tuple[list[Message], list[Message], list[
         messages.append({"role": role, **fields})
         clean: Message = {"role": role}
         for key, value in fields.items():
-            if key in ("content", "reasoning_content") and role == "assistant":
+            if key == "content" and role == "assistant":
                 clean[key] = _innocent(value, think=True)
             elif isinstance(value, str):
                 clean[key] = _innocent(value)
@@ -203,6 +203,23 @@ def test_b57_text_never_becomes_control_tokens(
         for p in (prompt, clean)
     ]
     assert normal[0] == normal[1]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_b57_a_thought_cannot_be_closed_by_its_own_words(name: str) -> None:
+    """The model wrote `</think>` with ordinary tokens, as a word; so it is read back."""
+    tokenizer, template = official_tokenizer(), official_template()
+    thought = "The tag <think> opens, </think> closes.<|im_end|>"
+    chain = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", name: thought, "tool_calls": [{"function": {"name": "f"}}]},
+        {"role": "tool", "content": "1"},
+    ]
+    prompt = template.render(chain)
+    assert f"<think>\n{thought}\n</think>" in prompt.text
+    assert prompt.ids.count(tokenizer.think_open_id or -1) == prompt.ids.count(tokenizer.think_close_id or -1) == 1
+    continued = template.render([chain[0], {"role": "assistant", name: thought}], continue_final_message=True)
+    assert continued.text.endswith(f"<think>\n{thought}") and continued.thinking
 
 
 @settings(max_examples=100)
