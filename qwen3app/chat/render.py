@@ -2,9 +2,9 @@
 
 Owns the look: dimmed thoughts, markdown, tool calls, the line of numbers, notices and errors. Refuses to know the
 session, keys and commands. Everything a model, file, tool or user wrote passes sanitize() here and nowhere else.
-Nothing that has been written is written again. On a terminal the lines of answers and thoughts are broken between words
-(wrap.py), and those of `table`; others the terminal breaks: commands and paths in them are copied whole. Runs on the
-event loop's thread.
+Nothing that has been written is written again. On a terminal the lines of an answer, its thoughts and its numbers are
+broken between words (wrap.py), and those of `table`; others the terminal breaks: commands and paths in them are copied
+whole. Runs on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ class Renderer:
         self.end_part()
         self._kind = None
         if sentence := cut_sentence(stats, "/set max_tokens N", has_earlier=has_earlier):
-            self.notice(sentence)
+            self._prose(sentence, _NOTE_STYLE)
         if self.verbose:
-            self.notice(stats_line(stats))
+            self._prose(stats_line(stats), _NOTE_STYLE)
         elif stats.finish == "abort":
             self.notice("[stopped]")
 
@@ -163,9 +163,7 @@ class Renderer:
         self.end_part()
 
     def thought(self, text: str) -> None:
-        self.end_part()
-        self._flow([Span(sanitize(text), _THOUGHT_STYLE)])
-        self.end_part()
+        self._prose(text, _THOUGHT_STYLE)
 
     def end_part(self) -> None:
         """Ends the thought or the answer that is being written, and its line."""
@@ -246,6 +244,12 @@ class Renderer:
                 self._wrap = WordWrap(self._columns)
             spans = self._wrap.feed(spans)
         self._put(spans)
+
+    def _prose(self, text: str, style: str) -> None:
+        """A line of its own, broken as answers are."""
+        self.end_part()
+        self._flow([Span(sanitize(text), style)])
+        self.end_part()
 
     def _write(self, text: str, style: str | None) -> None:
         self._put([Span(text, style or "")])

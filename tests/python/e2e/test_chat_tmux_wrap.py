@@ -106,7 +106,7 @@ def test_lines_break_between_words(
     with scripted(words(*pieces)) as server:
         screen = open_screen(server, columns)
         screen.enter("one")
-        screen.wait("first after")
+        screen.wait("20]")  # the last word of the numbers
         screen.wait_prompt()
         assert answer_of(screen) == expected
 
@@ -115,8 +115,11 @@ def test_a_thought_breaks_between_words_too(open_screen: Callable[[ScriptedServe
     with scripted(words("Done.", thought="The user wants to know whether thoughts are broken, too.")) as server:
         screen = open_screen(server, 40)
         screen.enter("one")
-        screen.wait("first after")
+        screen.wait("20]")  # the last word of the numbers
         assert answer_of(screen) == ("Thinking:\nThe user wants to know whether thoughts\nare broken, too.\n\nDone.")
+        numbers = screen.text().partition("\n[")[2].partition("]")[0]
+        assert numbers.startswith("2 tokens · ") and "\n" in numbers
+        assert all(len(line) < 40 for line in numbers.split("\n"))
 
 
 def test_a_new_width_counts_for_what_comes_after_it(open_screen: Callable[[ScriptedServer, int], Screen]) -> None:
@@ -129,7 +132,7 @@ def test_a_new_width_counts_for_what_comes_after_it(open_screen: Callable[[Scrip
         screen.tmux("resize-window", "-x", "60", "-y", "30")
         wait_until(lambda: screen.tmux("display", "-p", "#{pane_width}").strip() == "60", screen.text)
         server.gate.set()
-        screen.wait("first after")
+        screen.wait("20]")  # the last word of the numbers
         assert answer_of(screen) == (
             "one two three four five six seven eight\nnine ten eleven twelve\n"
             "one two three four five six seven eight nine ten eleven\ntwelve"
