@@ -15,6 +15,7 @@ One part of an answer, one thread.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
@@ -32,6 +33,7 @@ class Span(NamedTuple):
     flow: Flow = "text"
 
 
+_PARTS = re.compile(r"[!-~]+|.", re.DOTALL)  # what is looked at together: nothing parts such letters
 _TAB = 8
 _LONG = 30  # columns; where half a line is less, words of that length are kept whole all the same
 _JOINED = "\ufe0f"  # belongs to the character before it, and may widen it; others that do have no width
@@ -53,11 +55,11 @@ class WordWrap:
     def __init__(self, columns: Callable[[], int]) -> None:
         self._get_columns = columns
         self._columns = 0
-        self._out: list[Span] = []  # of this call
+        self._out: list[tuple[list[str], str]] = []  # of this call: texts of one style
         self._column = 0  # behind what has been written
         self._ahead = 0  # behind what is held as well
         self._space: list[Span] = []  # blanks held, then
-        self._word: list[tuple[Span, int]] = []  # the word held, character by character with their widths
+        self._word: list[tuple[Span, int]] = []  # the word held, in parts with their widths
         self._in_word = False
         self._waits = False  # the word begun is held
         self._has_word = False  # the line has one
@@ -69,8 +71,8 @@ class WordWrap:
         self._see_width()
         for span in spans:
             if span.flow == "text":
-                for char in span.text:
-                    self._char(char, span.style)
+                for part in _PARTS.findall(span.text):
+                    self._part(part, span.style)
             else:
                 self._whole(span)
         return self._taken()
@@ -84,18 +86,17 @@ class WordWrap:
 
     def _taken(self) -> list[Span]:
         out, self._out = self._out, []
-        return out
+        return [Span("".join(texts), style) for texts, style in out]
 
     def _write(self, span: Span) -> None:
-        if self._out and self._out[-1].style == span.style:
-            self._out[-1] = Span(self._out[-1].text + span.text, span.style)
-        else:
-            self._out.append(Span(span.text, span.style))
+        if not self._out or self._out[-1][1] != span.style:
+            self._out.append(([], span.style))
+        self._out[-1][0].append(span.text)
 
     def _release(self) -> None:
         """Writes what is held where it stands; blanks over the edge go."""
         if self._word or self._ahead <= line_width(self._columns) or not self._has_word:
-            for span in (*self._space, *(char for char, _ in self._word)):
+            for span in (*self._space, *(part for part, _ in self._word)):
                 self._write(span)
             self._column = self._ahead
         self._forget()
@@ -132,27 +133,28 @@ class WordWrap:
         self._hang = Span("", "")
         self._tail = self._base = ""
 
-    def _char(self, char: str, style: str) -> None:
-        if char == "\n":
+    def _part(self, part: str, style: str) -> None:
+        """One character, or several ASCII letters and marks."""
+        if part == "\n":
             self._release()
-            self._write(Span(char, ""))
+            self._write(Span(part, ""))
             self._end_line()
             return
-        width = 1 if char.isascii() else cell_len(self._tail + char) - cell_len(self._tail)
-        joins = width <= 0 or char == _JOINED
-        if char in " \t":
+        width = len(part) if part.isascii() else cell_len(self._tail + part) - cell_len(self._tail)
+        joins = width <= 0 or part == _JOINED
+        if part in " \t":
             if self._word:
                 self._release()
             self._in_word = False
-            self._space.append(Span(char, style))
-            self._ahead += _TAB - self._ahead % _TAB if char == "\t" else 1
+            self._space.append(Span(part, style))
+            self._ahead += _TAB - self._ahead % _TAB if part == "\t" else 1
         else:
-            if not self._in_word or (not joins and _may_part(self._base, char)):
+            if not self._in_word or (not joins and _may_part(self._base, part[0])):
                 self._begin_word()
-            self._word_char(Span(char, style), width)
-        self._tail = (self._tail + char)[-2:]
+            self._word_part(Span(part, style), width)
+        self._tail = (self._tail + part)[-2:]
         if not joins:
-            self._base = char
+            self._base = part[-1]
 
     def _begin_word(self) -> None:
         if self._word:
@@ -166,19 +168,21 @@ class WordWrap:
             self._hang = Span(" " * self._column, "")
         self._has_word = True
 
-    def _word_char(self, char: Span, width: int) -> None:
+    def _word_part(self, part: Span, width: int) -> None:
         if not self._waits:
-            self._write_char(char, width)
+            self._write_part(part, width)
             return
-        self._word.append((char, width))
+        self._word.append((part, width))
         self._ahead += width
         if self._ahead > line_width(self._columns):
             self._next_line()
 
-    def _write_char(self, char: Span, width: int) -> None:
-        self._write(char)
-        over = self._column + width > self._columns  # the terminal begins a line
-        self._column = self._ahead = width if over else self._column + width
+    def _write_part(self, part: Span, width: int) -> None:
+        self._write(part)
+        end = self._column + width
+        if end > self._columns:  # the terminal begins a line; a wide character goes there whole
+            end = width if len(part.text) == 1 else (end - 1) % self._columns + 1
+        self._column = self._ahead = end
 
     def _next_line(self) -> None:
         """The word held goes to the next line, and is no longer held."""
@@ -189,8 +193,8 @@ class WordWrap:
             self._column = 0
         elif self._hang.text:
             self._write(self._hang)
-        for char, width in word:
-            self._write_char(char, width)
+        for part, width in word:
+            self._write_part(part, width)
         self._forget()
 
 
