@@ -9,6 +9,8 @@ The rules:
   may be longer than MAX_REFERENCE_STEPS, whichever way it is followed.
 - It makes a state for each remainder of a `multipleOf`, at once and without counting them as work: of one million they
   take seconds, of ten million all memory. Trailing zeros cost nothing, and several meet as their common multiple.
+- It closes an open end that is a whole number where the other end lies before the next one (0 as `exclusiveMinimum`
+  beside the maximum 0.5). Such an end is written a little farther in.
 - A class of characters in a pattern that has all 32 control characters takes an escaped quote and backslash in
   llguidance 1.9, also where it leaves them out (`[^"]`). So every class is written without NUL, which no answer needs.
 Threads: pure functions. Linear in the size of the schema.
@@ -20,7 +22,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from math import lcm
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -36,6 +38,7 @@ _INT64_MAX = (1 << 63) - 1  # exact as well, as a maximum: the float above it is
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 _SINGLE = frozenset({"items", "additionalItems", "additionalProperties"})
+_LITTLE = 1e-9
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _DATA = frozenset({"enum", "const", "default", "examples"})  # what stands there is no schema
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -71,7 +74,9 @@ def schema_json(schema: Any) -> str:
     """The schema's text for llguidance. By msgspec, which keeps Python's lock for a tenth of the time that the json
     module takes in one go."""
     text = msgspec.json.encode(schema).decode()
-    return msgspec.json.encode(_respelled(schema, names=False)).decode() if '"pattern' in text else text
+    if '"pattern' in text or '"exclusiveM' in text:
+        return msgspec.json.encode(_respelled(schema, names=False)).decode()
+    return text
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -201,11 +206,11 @@ def _target(schema: Any, reference: str) -> Any:
     return item
 
 
-# ------------------------------------------------------------------------------------------------------------ patterns
+# ------------------------------------------------------------------------------------------------------------ spelling
 
 
 def _respelled(item: Any, *, names: bool) -> Any:
-    """A copy with the patterns as llguidance needs them. names: the keys are no keywords."""
+    """A copy with patterns and open ends as llguidance needs them. names: the keys are no keywords."""
     if isinstance(item, list):
         return [_respelled(each, names=False) for each in item]
     if not isinstance(item, Mapping):
@@ -220,7 +225,27 @@ def _respelled(item: Any, *, names: bool) -> Any:
             result[key] = {pattern_without_nul(name): _respelled(inner, names=False) for name, inner in each.items()}
         else:
             result[key] = each if key in _DATA else _respelled(each, names=key in _MAPS)
+    if not names:
+        _move_open_ends(result)
     return result
+
+
+def _move_open_ends(schema: dict[str, Any]) -> None:
+    """See the head's rule on open ends."""
+    for key, others, inwards in (
+        ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), 1),
+        ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), -1),
+    ):
+        end = schema.get(key)
+        if not _is_number(end) or end != int(end) or end * inwards < 0:
+            continue  # of the ends farther from 0 it knows
+        ends = [other for other in map(schema.get, others) if _is_number(other)]
+        if any(0 < (other - end) * inwards < 1 for other in ends):
+            schema[key] = end + inwards * max(_LITTLE, abs(end) * 2**-50)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def pattern_without_nul(pattern: str) -> str:

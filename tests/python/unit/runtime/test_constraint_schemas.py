@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import jsonschema
 import pytest
 from serving import TextParts
 
@@ -122,6 +123,25 @@ def test_constants_are_themselves(text_parts: TextParts, tokens: GrammarTokens, 
     judge = Judge(text_parts, tokens, ConstraintSpec("json", {"enum": [number]}, "p"))
     assert judge.takes(json.dumps(number))
     assert not judge.takes(json.dumps(number + 1)) and not judge.takes(json.dumps(number - 1))
+
+
+@pytest.mark.parametrize("low", [-2, -1, 0, 1, 10, 12345678])
+@pytest.mark.parametrize("width", [0.05, 0.5, 0.75, 1, 1.5])
+def test_open_ends_are_open(text_parts: TextParts, tokens: GrammarTokens, low: int, width: float) -> None:
+    """Also where no whole number lies between."""
+    high = low + width
+    for ends in (
+        {"exclusiveMinimum": low, "maximum": high},
+        {"exclusiveMinimum": low, "exclusiveMaximum": high},
+        {"minimum": -high, "exclusiveMaximum": -low},
+        {"exclusiveMinimum": -high, "exclusiveMaximum": -low},
+    ):
+        judge = Judge(text_parts, tokens, ConstraintSpec("json", {"type": "number", **ends}, "p"))
+        validator = jsonschema.Draft202012Validator(ends)
+        for value in (low, high, low + 0.01, high - 0.01, high + 0.01, low - 0.01, low + 1, high - 1):
+            for each in (round(value, 2), -round(value, 2)):
+                number = int(each) if each == int(each) else each
+                assert judge.takes(json.dumps(number)) == validator.is_valid(number), (ends, number)
 
 
 def test_numbers_that_are_no_constants_are_not_looked_at() -> None:
