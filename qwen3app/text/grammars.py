@@ -29,8 +29,9 @@ MAX_DEPTH = 100  # of a schema; llguidance reads JSON 128 levels deep
 MAX_CHOICES = 10_000
 _SCHEMA_BEGINS = re.compile(r"%json[ \t\r\n]*(?=\{)")
 _JSON = json.JSONDecoder()
-# Of a Lark grammar: strings, expressions, comments, or what makes two terminals one: A & B, ~A (but A~3 repeats).
-_LARK_PART = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/(?:[^/\\]|\\.)+/|(?P<operator>&|~(?![ \t]*\d))', re.S)
+# Of a Lark grammar: strings, expressions, comments, or what makes two terminals one: A & B, ~A (but A~3 repeats). What
+# is not closed goes to the end, so that no text is read twice.
+_LARK_PART = re.compile(r'"(?:[^"\\]|\\.)*+"?|//[^\n]*|/(?:[^/\\]|\\.)++/?|(?P<operator>&|~(?![ \t]*+\d))', re.S)
 _WHITE_SPACE = r"[ \n\r\t]{1,40}"
 
 Kind = Literal["json", "regex", "choice", "grammar", "tools"]

@@ -43,7 +43,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _DATA = frozenset({"enum", "const", "default", "examples"})  # what stands there is no schema
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
-_PATTERN_PART = re.compile(r"\\[pP]\{[^}]*\}|\\[pP]?.|\[\^?(?:-+|\])?|\]|[^\\\[\]]+", re.S)
+_PATTERN_PART = re.compile(r"\\[pP]\{[^}\\]*+\}|\\[pP]?.|\[\^?(?:-+|\])?|\]|[^\\\[\]]+", re.S)
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import time
 from typing import Any
 
 import jsonschema
@@ -13,7 +15,7 @@ from serving import TextParts
 from qwen3app.errors import RequestError
 from qwen3app.runtime.constraints import Constraints, GrammarTokens
 from qwen3app.text.errors import TextError
-from qwen3app.text.grammars import ConstraintSpec, build_grammar, tool_call_spec
+from qwen3app.text.grammars import MAX_CHARACTERS, ConstraintSpec, build_grammar, tool_call_spec
 from qwen3app.text.schemas import MAX_REFERENCE_STEPS, check_schema, pattern_without_nul
 
 
@@ -281,6 +283,25 @@ def test_the_characters_are_free_elsewhere(
     text_parts: TextParts, tokens: GrammarTokens, grammar: str, text: str
 ) -> None:
     assert Judge(text_parts, tokens, ConstraintSpec("grammar", grammar, "g")).takes(text)
+
+
+@pytest.mark.parametrize(
+    "unit", ['"\\"', "\\/", '\\"', "~ ", "%json ", "%json {", '%json {"a":"', "[^", "\\p{", "\\p", "[]", "//", "/\\"]
+)
+def test_reading_is_linear(unit: str) -> None:
+    """Ten times the text takes less than fifty times as long; read anew from each place it would take a hundred."""
+
+    def seconds(n: int) -> float:
+        text = '"' + unit * (n // len(unit))
+        begin = time.thread_time()
+        for spec in (ConstraintSpec("grammar", text, "g"), ConstraintSpec("json", {"pattern": text[1:]}, "p")):
+            with contextlib.suppress(TextError):
+                build_grammar(spec, {})
+        return time.thread_time() - begin
+
+    assert min(seconds(MAX_CHARACTERS - 20) for _ in range(3)) < 0.05 + 50 * min(
+        seconds(MAX_CHARACTERS // 10) for _ in range(3)
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- sentences
