@@ -2,9 +2,8 @@
 
 Owns the look: dimmed thoughts, markdown, tool calls, the line of numbers, notices and errors. Refuses to know the
 session, keys and commands. Everything a model, file, tool or user wrote passes sanitize() here and nowhere else.
-Nothing that has been written is written again. On a terminal the lines of an answer, its thoughts and its numbers are
-broken between words (wrap.py), and those of `table`; others the terminal breaks: commands and paths in them are copied
-whole. Runs on the event loop's thread.
+Nothing that has been written is written again. On a terminal all lines are broken between words (wrap.py), so that
+paths, and commands between backticks, stay whole for who copies them. Runs on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rich.style import Style
 from qwen3app.chat.backend import Call, Piece, TurnStats
 from qwen3app.chat.markdown import Markdown
 from qwen3app.chat.sanitize import sanitize, sanitize_line
-from qwen3app.chat.wrap import Span, WordWrap, line_width
+from qwen3app.chat.wrap import Span, WordWrap, break_lines, line_width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -194,8 +193,7 @@ class Renderer:
         self._line(text, None)
 
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Names and what they stand for, side by side where the window has room for that. Of our own texts these alone
-        are broken between words, by us: a list that the terminal breaks is hard to read."""
+        """Names and what they stand for, side by side where the window has room for that."""
         width = max(len(name) for name, _ in rows)
         indent = " " * (width + 2)
         lines = []
@@ -231,7 +229,8 @@ class Renderer:
 
     def _line(self, text: str, style: str | None) -> None:
         self.end_part()
-        self._write(sanitize(text) + "\n", style)
+        text = sanitize(text)
+        self._write((break_lines(text, self._columns()) if self._can_draw else text) + "\n", style)
 
     def _end_line(self) -> None:
         if not self._at_line_start:

@@ -36,12 +36,14 @@ from qwen3app.chat.render import Renderer
 from qwen3app.chat.session import ChatSession
 from qwen3app.chat.status_bar import status_line
 from qwen3app.chat.tools import Consent, Tools
+from qwen3app.chat.wrap import break_lines
 from qwen3app.errors import AppError
 from qwen3app.text.errors import TextError
 
 _BLOCK = '"""'
 _PATH_TO_COMPLETE = re.compile(r"(?:^/(?:save|load|tools)\s+|(?<!\S)@)(\S*)$")
 _CONSENTS: dict[str, Consent] = {"y": "yes", "yes": "yes", "n": "no", "no": "no", "a": "always", "always": "always"}
+_CONSENT_QUESTION = "Run it? [y]es, [n]o, [a]lways this function:"
 _STOP_SECONDS = 1.0  # how long a stopped answer may take to end before it is left; a step of a small CPU can be longer
 
 
@@ -182,7 +184,7 @@ class Repl:
         for key in ("c-c", "c-d"):
             bindings.add(key)(lambda event: event.app.exit(result="no"))
         prompt: PromptSession[str] = PromptSession(
-            "Run it? [y]es, [n]o, [a]lways this function: ",
+            lambda: break_lines(_CONSENT_QUESTION, get_app().output.get_size().columns - 1) + " ",
             key_bindings=bindings,
             history=DummyHistory(),
             enable_suspend=True,

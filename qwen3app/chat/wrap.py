@@ -4,6 +4,7 @@ Owns where a line ends and what stands before its next part: the indent of the l
 of a quotation. A word with half a line before it is written as it comes. Nearer to the edge it waits until it ends (and
 fits) or grows over the edge (and goes to the next line). So much of a text does not wait, what has been written stays,
 and only a very long word can meet the edge: that one the terminal breaks, and it is still one to whoever copies it.
+Of a text that is here as a whole every word waits, and what stands between backticks, a command to copy, is one word.
 Chinese and Japanese, and emoji, break between characters, but not before closing nor after opening punctuation. Refuses
 to know what a mark means (markdown.py says which spans may break), colours, and the terminal's lines above.
 
@@ -36,6 +37,8 @@ class Span(NamedTuple):
 _PARTS = re.compile(r"[!-~]+|.", re.DOTALL)  # what is looked at together: nothing parts such letters
 _TAB = 8
 _LONG = 30  # columns; where half a line is less, words of that length are kept whole all the same
+_COMMAND = re.compile(r"`[^`\n]+`")
+_KEPT_BLANK = "\ue000"  # stands for a blank of a command meanwhile; a private character
 _JOINED = "\ufe0f"  # belongs to the character before it, and may widen it; others that do have no width
 # Small kana; with closing marks, punctuation and marks of repetition they begin no line.
 _SMALL_KANA = frozenset("ぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶ")
@@ -50,10 +53,12 @@ def line_width(columns: int) -> int:
 
 
 class WordWrap:
-    """feed() it spans and write what it returns; finish() returns the rest. columns: the width of the window, now."""
+    """feed() it spans and write what it returns; finish() returns the rest. columns: the width of the window, now.
+    waits: every word is held until it ends, not only those near the edge."""
 
-    def __init__(self, columns: Callable[[], int]) -> None:
+    def __init__(self, columns: Callable[[], int], *, waits: bool = False) -> None:
         self._get_columns = columns
+        self._always_waits = waits
         self._columns = 0
         self._out: list[tuple[list[str], str]] = []  # of this call: texts of one style
         self._column = 0  # behind what has been written
@@ -161,7 +166,7 @@ class WordWrap:
             self._release()
         line = line_width(self._columns)
         self._in_word = True
-        self._waits = self._has_word and line - self._ahead < max(line // 2, _LONG)
+        self._waits = self._has_word and (self._always_waits or line - self._ahead < max(line // 2, _LONG))
         if not self._waits:
             self._release()
         if not self._has_word and not self._hang.text:
@@ -196,6 +201,14 @@ class WordWrap:
         for part, width in word:
             self._write_part(part, width)
         self._forget()
+
+
+def break_lines(text: str, columns: int) -> str:
+    """A whole text with its lines broken for a window of that width."""
+    wrap = WordWrap(lambda: columns, waits=True)
+    kept = _COMMAND.sub(lambda command: command[0].replace(" ", _KEPT_BLANK), text)
+    spans = wrap.feed([Span(kept, "")]) + wrap.finish()
+    return "".join(span.text for span in spans).replace(_KEPT_BLANK, " ")
 
 
 def _may_part(before: str, after: str) -> bool:

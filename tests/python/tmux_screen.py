@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -77,13 +78,15 @@ class Screen:
         self.tmux("send-keys", "-l", text)
 
     def wait(self, *parts: str, count: int = 1) -> str:
-        """Waits until the terminal shows each part that often, and returns what it then shows."""
+        """Waits until the terminal shows each part that often, and returns what it then shows. A part without a line
+        end may go over several lines, which the chat ends between words."""
         text = ""
 
         def is_shown() -> bool:
             nonlocal text
             text = self.text()
-            return all(text.count(part) >= count for part in parts)
+            flowing = re.sub(r" *\n *", " ", text)
+            return all(max(text.count(part), flowing.count(part)) >= count for part in parts)
 
         wait_until(is_shown, lambda: f"{parts} x {count} never appeared in:\n{text}")
         return text

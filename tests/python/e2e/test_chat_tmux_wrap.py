@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from patience import wait_until
-from scripted_server import ScriptedServer, scripted, words
+from scripted_server import ScriptedServer, call, scripted, words
 from tmux_screen import Screen
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (apt install tmux)")
@@ -120,6 +120,23 @@ def test_a_thought_breaks_between_words_too(open_screen: Callable[[ScriptedServe
         numbers = screen.text().partition("\n[")[2].partition("]")[0]
         assert numbers.startswith("2 tokens · ") and "\n" in numbers
         assert all(len(line) < 40 for line in numbers.split("\n"))
+
+
+def test_the_question_before_a_call_breaks_between_words(
+    open_screen: Callable[[ScriptedServer, int], Screen], tmp_path: Path
+) -> None:
+    (tmp_path / "tools.py").write_text("def f():\n 'F.'\n return 5\n")
+    with scripted(call("f", "{}"), words("Done.")) as server:
+        screen = open_screen(server, 40)
+        screen.enter(f"/tools {tmp_path / 'tools.py'}")
+        screen.wait("before each call.")
+        lines = "\n".join(screen.lines()).partition("The model may ask for")[2].split("\n")
+        assert lines[:2] == [": f. You are asked", "before each call."]
+        screen.enter("one")
+        screen.wait("Run it? [y]es, [n]o, [a]lways this function:")
+        assert "Run it? [y]es, [n]o, [a]lways this" in screen.lines()
+        screen.keys("y", "Enter")
+        screen.wait("function: y", "→ 5", "Done.")
 
 
 def test_a_new_width_counts_for_what_comes_after_it(open_screen: Callable[[ScriptedServer, int], Screen]) -> None:

@@ -146,3 +146,24 @@ def test_a_call_of_any_depth_is_shown(renderer: Renderer, screen: io.StringIO) -
     for depth in range(900, 1000):
         renderer.call(Call("c", "f", '{"a": ' + "[" * depth + "]" * depth + "}"))
     assert screen.getvalue().count("\n") == 100
+
+
+def test_lines_of_our_own_break_between_words_on_a_terminal() -> None:
+    sentence = "qwen3-8b 1.0.0: toy on the CPU, 40,960 tokens of context. /help lists the commands."
+    call = Call("c", "weather_of_tomorrow", '{"city": "Villingen-Schwenningen"}')
+    for columns in (20, 40, 70, 80):
+        screen = io.StringIO()
+        renderer = Renderer(Console(file=screen, force_terminal=True, color_system=None, width=columns))
+        for write in (renderer.notice, renderer.error, renderer.plain, renderer.tool_result):
+            write(sentence)
+        renderer.call(call)
+        lines, shown = screen.getvalue().split("\n"), 'weather_of_tomorrow(city="Villingen-Schwenningen")'
+        words = f"{sentence} {sentence} {sentence} → {sentence} {shown}"
+        assert " ".join(lines).split() == words.split()
+        assert all(len(line) < columns or " " not in line for line in lines)
+
+
+def test_lines_of_our_own_stay_whole_elsewhere(renderer: Renderer, screen: io.StringIO) -> None:
+    sentence = "many words " * 30
+    renderer.notice(sentence)
+    assert screen.getvalue() == sentence + "\n"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from qwen3app.chat.markdown import Markdown
-from qwen3app.chat.wrap import Span, WordWrap
+from qwen3app.chat.wrap import Span, WordWrap, break_lines
 
 PIECES = [
     *(
@@ -154,6 +154,23 @@ def test_only_near_the_edge_a_word_waits() -> None:
     assert fed("chens") == "\nkitchens"  # it has
     assert fed("fold") == "fold"
     assert "".join(span.text for span in wrap.finish()) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "expected"),
+    [
+        ("The questions are in /home/ada/talks/about-the-sea.json now.", 50,
+         ["The questions are in", "/home/ada/talks/about-the-sea.json now."]),
+        ("Get it: `qwen3-8b pull Qwen/Qwen3-8B`, or not.", 40, ["Get it: `qwen3-8b pull Qwen/Qwen3-8B`,", "or not."]),
+        ("Get it: `qwen3-8b pull Qwen/Qwen3-8B`, or no.", 36, ["Get it:", "`qwen3-8b pull Qwen/Qwen3-8B`, or", "no."]),
+        ("one `two three` four `five", 12, ["one", "`two three`", "four `five"]),
+        ("one `qwen3-8b pull A/B` two", 12, ["one", "`qwen3-8b pull A/B` two"]),  # longer than any line: still whole
+        ("│ one two\n│ three four five", 12, ["│ one two", "│ three", "four five"]),
+        ("", 10, [""]),
+    ],
+)  # fmt: skip
+def test_a_whole_text_keeps_what_is_copied_whole(text: str, columns: int, expected: list[str]) -> None:
+    assert break_lines(text, columns).split("\n") == expected
 
 
 def test_the_end_releases_what_waits() -> None:
