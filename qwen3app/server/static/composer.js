@@ -54,6 +54,12 @@ export class Composer {
     this.field.focus();
   }
 
+  /** What had the focus is gone: the next keys belong here. Not where that brings up a keyboard over the answer. */
+  catchFocus() {
+    const lost = !document.activeElement || document.activeElement === document.body;
+    if (lost && !matchMedia("(pointer: coarse)").matches) this.focus();
+  }
+
   setRunning(running) {
     const hadFocus = [this.sendButton, this.stopButton].includes(document.activeElement);
     this.running = running;

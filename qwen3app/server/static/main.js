@@ -24,6 +24,7 @@ class Page {
     this.savedAt = new Map();
     this.moves = 0; // counts what comes on the screen, so that a conversation that loads slowly replaces nothing newer
     this.status = null;
+    this.endNotice = () => {}; // of the conversation on the screen, with what would take its last change back
     this.store = new Store(notify, (id) => this.onOtherTab(id));
     this.transcript = new Transcript({
       edit: (message, text) => this.edit(message, text),
@@ -92,6 +93,7 @@ class Page {
 
   show(conversation) {
     this.moves += 1;
+    if (conversation.id !== this.current?.id) this.endNotice();
     this.current = conversation;
     for (const message of conversation.messages) {
       // The tab was closed while it came.
@@ -101,6 +103,7 @@ class Page {
     this.transcript.show(conversation, this.answer);
     this.settings.show(conversation.settings);
     this.composer.setRunning(Boolean(this.answer));
+    this.composer.catchFocus();
     this.showAround();
   }
 
@@ -149,14 +152,20 @@ class Page {
 
   async remove(id) {
     this.abandon(id);
-    const conversation = id === this.current.id ? this.current : await this.store.load(id);
+    const wasShown = id === this.current.id;
+    const conversation = wasShown ? this.current : await this.store.load(id);
     await this.store.remove(id);
     if (id === this.current.id) this.begin();
     else await this.showList();
+    this.composer.catchFocus();
     if (!conversation) return;
+    const { moves } = this;
     const undo = async () => {
       await this.store.save(conversation);
-      await this.open(id);
+      // Who has gone on elsewhere meanwhile, if only with half a question, stays there.
+      if (wasShown && moves === this.moves && !this.composer.text) await this.open(id);
+      else await this.showList();
+      this.composer.catchFocus();
     };
     notify(`\u201c${conversation.title}\u201d is deleted.`, { label: "Undo", run: undo });
   }
@@ -211,6 +220,11 @@ class Page {
   /** Adds messages of the person's side and has them answered. */
   say(...messages) {
     if (this.answer) return;
+    this.endNotice(); // one does not go on from what one would take back
+    this.add(...messages);
+  }
+
+  add(...messages) {
     this.current.messages.push(...messages);
     updateTitle(this.current);
     this.ask();
@@ -218,11 +232,11 @@ class Page {
 
   edit(message, text) {
     this.cut(message, "The conversation goes on from the edited message.");
-    this.say({ role: "user", content: text });
+    this.add({ role: "user", content: text });
   }
 
   retry(message) {
-    if (this.cut(message, "The answer is being replaced.")) this.ask();
+    if (this.cut(message, "The answer is replaced.")) this.ask();
   }
 
   /** Drops this message and all behind it; a notice takes it back. */
@@ -241,7 +255,8 @@ class Page {
       this.show(conversation);
       this.showList();
     };
-    if (worth) notify(sentence, { label: "Undo", run: undo });
+    this.endNotice();
+    if (worth) this.endNotice = notify(sentence, { label: "Undo", run: undo });
     return true;
   }
 

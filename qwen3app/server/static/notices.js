@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 
 const SHOWN = 9000; // ms
 
-/** A notice, with a button where `action` is given: {label, run}. */
+/** A notice, with a button where `action` is given: {label, run}. Returns what ends it before its time. */
 export function notify(sentence, action = null) {
   const close = () => node.remove();
   const run = () => {
@@ -19,6 +19,7 @@ export function notify(sentence, action = null) {
   let timer = setTimeout(close, SHOWN);
   for (const event of ["pointerenter", "focusin"]) node.addEventListener(event, () => clearTimeout(timer));
   for (const event of ["pointerleave", "focusout"]) node.addEventListener(event, () => (timer = setTimeout(close, SHOWN)));
+  return close;
 }
 
 /** Said to those who do not see the page, politely. */
@@ -37,7 +38,7 @@ export function askForKey(reason) {
 function openKeyDialog(reason) {
   const [dialog, field] = [document.getElementById("key-dialog"), document.getElementById("key")];
   document.getElementById("key-reason").textContent = reason;
-  field.value = "";
+  document.getElementById("key-form").reset(); // so that the empty field counts as not yet filled in
   return new Promise((resolve) => {
     let key = null;
     const submit = (event) => {

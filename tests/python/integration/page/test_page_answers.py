@@ -191,6 +191,46 @@ def test_retry_and_undo(fake: FakeServer, open_page: Any) -> None:
     assert answers(page) == ["First."]
 
 
+def test_keys_go_to_the_question_after_a_click(fake: FakeServer, open_page: Any) -> None:
+    fake.replies = [says("First."), says("Second."), says("Third.")]
+    page = open_page(fake.url)
+    page.click(".example >> nth=0")
+    wait_for_end(page)
+    page.keyboard.type("half")
+    assert page.input_value("#question") == "half"
+    page.click("[aria-label='Answer anew']")
+    page.wait_for_selector("text=Second.")
+    wait_for_end(page)
+    page.keyboard.type(" a question")
+    assert page.input_value("#question") == "half a question"
+    page.click(".toast >> text=Undo")
+    page.wait_for_selector("text=First.")
+    page.keyboard.type(", now whole")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Third.")
+    wait_for_end(page)
+    assert roles(fake)[-1] == ("user", "half a question, now whole")
+
+
+def test_what_takes_a_change_back_ends_with_the_conversation_it_belongs_to(fake: FakeServer, open_page: Any) -> None:
+    fake.replies = [says(word) for word in ("First.", "Second.", "Third.", "Fourth.", "Fifth.")]
+    page = open_page(fake.url)
+    converse(page, "Say something.")
+    for answer in ("Second.", "Third."):
+        page.click("[aria-label='Answer anew']")
+        page.wait_for_selector(f"text={answer}")
+        wait_for_end(page)
+        assert page.locator(".toast").all_inner_texts() == ["The answer is replaced.\nUndo"]  # one, and true
+    converse(page, "Go on.")
+    assert page.locator(".toast").count() == 0, "one has gone on from it"
+    page.click(".assistant >> nth=1 >> [aria-label='Answer anew']")
+    page.wait_for_selector("text=Fifth.")
+    wait_for_end(page)
+    page.click("#new")
+    page.wait_for_selector(".greeting")
+    assert page.locator(".toast").count() == 0, "another conversation is shown"
+
+
 def test_edit_goes_on_from_there(fake: FakeServer, open_page: Any) -> None:
     fake.replies = [says("One."), says("Two."), says("Three.")]
     page = open_page(fake.url)
@@ -348,9 +388,15 @@ def test_the_key_is_asked_for_and_kept_in_the_tab(fake: FakeServer, open_page: A
     fake.key = "s3cret"
     page = open_page(fake.url)
     page.wait_for_selector("#key-dialog[open] >> text=This server needs an API key.")
+    border = "getComputedStyle(document.getElementById('key')).borderTopColor"
+    accent, danger = "rgb(81, 81, 205)", "rgb(180, 35, 24)"
+    assert page.evaluate(border) == accent, "nothing is wrong yet"
+    page.click("#key-form [type=submit]")
+    assert page.evaluate(border) == danger
     page.fill("#key", "wrong")
     page.press("#key", "Enter")
     page.wait_for_selector("#key-dialog[open] >> text=does not know this API key")
+    assert page.evaluate(border) == accent
     page.fill("#key", "s3cret")
     page.press("#key", "Enter")
     page.wait_for_selector('#gauge[data-state="ok"]')

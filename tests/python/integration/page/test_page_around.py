@@ -128,7 +128,11 @@ WIDE = (
 def test_a_phone(fake: FakeServer, open_page: Any, browser: Any) -> None:
     context = browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
     page = open_page(fake.url, context=context)
-    fake.replies = [calls(("f", json.dumps({"long": "w" * 500})), text=WIDE, thought="v" * 500)]
+    fake.replies = [says("Hello."), calls(("f", json.dumps({"long": "w" * 500})), text=WIDE, thought="v" * 500)]
+    page.evaluate("document.activeElement.blur()")
+    page.tap(".example >> nth=0")
+    wait_for_end(page)
+    assert page.evaluate("document.activeElement === document.body"), "no keyboard comes up over the answer"
     converse(page, "u" * 300)
     page.click(".thought summary")
     wide = page.evaluate(

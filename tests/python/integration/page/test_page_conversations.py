@@ -152,6 +152,16 @@ def test_delete_and_undo(fake: FakeServer, open_page: Any) -> None:
     page.wait_for_selector(".assistant >> text=Kept.")
     n_listed(page, 1)
     assert titles(page) == ["keep me"]
+    page.hover(".conversations li")
+    page.click("[aria-label='Delete keep me']")
+    page.wait_for_selector(".greeting")
+    page.fill("#question", "half a question")
+    page.click(".toast >> text=Undo")
+    n_listed(page, 1)
+    assert page.is_visible(".greeting"), "who has begun another question stays with it"
+    page.fill("#question", "")
+    page.click(".conversation")
+    page.wait_for_selector(".assistant >> text=Kept.")
     ask(page, "go on")
     page.wait_for_selector("text=Endless")
     page.hover(".conversations li")
