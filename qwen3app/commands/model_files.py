@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,10 +90,10 @@ def _entry(path: Path, name: str, entry: Any, base: int, size: int) -> TensorEnt
 def model_files(model_dir: Path) -> list[str]:
     """All regular files of the directory as relative names, without hidden ones; links are followed."""
     names = []
-    for path in model_dir.rglob("*"):
-        relative = path.relative_to(model_dir)
-        if not any(part.startswith(".") for part in relative.parts) and path.is_file():
-            names.append(relative.as_posix())
+    for folder, folders, files in os.walk(model_dir):  # which passes over folders that vanish meanwhile
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = (Path(folder, name) for name in files if not name.startswith("."))
+        names += [path.relative_to(model_dir).as_posix() for path in paths if path.is_file()]
     return sorted(names)
 
 

@@ -31,7 +31,7 @@ from qwen3app.commands.model_files import (
 from qwen3app.errors import EngineError, ModelError
 from qwen3app.sizes import format_bytes
 from qwen3app.text.files import pointer_problem
-from qwen3app.weights_index import INDEX, weight_files
+from qwen3app.weights_index import INDEX, read_json_object, weight_files
 
 _BEGINNING = 64  # bytes, enough to know a git-lfs pointer by
 _CHUNK = 1 << 21  # a multiple of every element size; fits the cache of one core, so the second reader finds it there
@@ -66,6 +66,9 @@ def count_broken(data: bytes, dtype: str) -> int:
     suspicious = high.translate(_SUSPICIOUS_TABLE[dtype])
     last_bit = data[_LAST_BIT_BYTE[dtype] :: width].translate(_HIGH_BIT_TABLE)
     return (int.from_bytes(suspicious, "little") & int.from_bytes(last_bit, "little")).bit_count()
+
+
+OnBytes = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
@@ -114,8 +117,8 @@ def check_structure(model_dir: Path) -> Iterator[str]:
     yield from text_problems(model_dir)
 
 
-def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None) -> VerifyReport:
-    """Runs all checks. on_bytes: told how many bytes have been read so far."""
+def verify(model_dir: Path, on_bytes: OnBytes = lambda done, total: None) -> VerifyReport:
+    """Runs all checks. on_bytes: told how many bytes have been read so far, and of how many."""
     report = VerifyReport(model_dir)
     found = model_files(model_dir)
     published, unreadable = _published(model_dir)
@@ -128,11 +131,14 @@ def verify(model_dir: Path, on_bytes: Callable[[int], None] = lambda done: None)
     report.problems += unreadable
     for name in sorted(set(published) - set(found)):
         report.add(f"{model_dir / name} is missing, but {published[name][0].source} gives its hash.")
+    total = sum(_size(model_dir / name) for name in found)
     with ThreadPoolExecutor(max_workers=1) as pool:
         for name in found:
             file = FileReport(name, tensors=len(tensors.get(name, ())))
             try:
-                git = _read_file(model_dir / name, file, tensors.get(name, []), report, pool, on_bytes)
+                git = _read_file(
+                    model_dir / name, file, tensors.get(name, []), report, pool, lambda done: on_bytes(done, total)
+                )
             except OSError as error:
                 report.add(f"{model_dir / name} cannot be read: {error.strerror}.")
                 continue
@@ -150,7 +156,16 @@ def _published(model_dir: Path) -> tuple[dict[str, list[PublishedHash]], list[st
             published.setdefault(name, []).append(published_hash)
     except ModelError as error:
         return published, [str(error)]
+    except OSError as error:  # it has vanished since it was found
+        return published, [f"{error.filename or model_dir} cannot be read: {error.strerror}."]
     return published, []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # which will be said when it is read
+        return 0
 
 
 def _find_pointers(report: VerifyReport, names: list[str]) -> None:
@@ -256,6 +271,8 @@ def run_verify(
     stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
     if not model_dir.is_dir():
         raise ModelError(f"There is no model directory {model_dir}: give one with --model.")
+    if not (model_dir / "config.json").exists():  # no model at all, but perhaps a large folder
+        read_json_object(model_dir / "config.json")  # says so, as for `info` and `chat`
     report = verify(model_dir, _progress(stderr))
     if stderr.isatty():
         stderr.write("\r\x1b[K")
@@ -266,17 +283,20 @@ def run_verify(
     return 1 if report.problems else 0
 
 
-def _progress(stderr: TextIO) -> Callable[[int], None]:
+def _progress(stderr: TextIO) -> OnBytes:
     if not stderr.isatty():
-        return lambda done: None
+        return lambda done, total: None
     last = 0.0
+    stderr.write("\rReading the model's structure\x1b[K")
+    stderr.flush()
 
-    def show(done: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last > 0.1:
             last = now
-            stderr.write(f"\rRead {format_bytes(done)}\x1b[K")
+            share = f" ({100 * done // total} %)" if total else ""
+            stderr.write(f"\rRead {format_bytes(done)} of {format_bytes(total)}{share}\x1b[K")
             stderr.flush()
 
     return show

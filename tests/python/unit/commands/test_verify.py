@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import math
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,12 +100,13 @@ def test_chunks_do_not_change_the_result(model_dir: Path, monkeypatch: pytest.Mo
     write_weights(model_dir, struct.pack("<4H", 0x7F80, 0x7FC0, 1, 0xFF80))
     monkeypatch.setattr(verify_module, "_CHUNK", 4)
     seen: list[int] = []
-    report = verify(model_dir, seen.append)
+    totals: set[int] = set()
+    report = verify(model_dir, lambda done, total: (seen.append(done), totals.add(total)))
     assert report.files[1].sha256 == hashlib.sha256((model_dir / "model.safetensors").read_bytes()).hexdigest()
     assert report.problems == [
         f"{model_dir}/model.safetensors: tensor a holds 3 infinite or NaN values among 4.",
     ]
-    assert seen == sorted(seen) and seen[-1] == report.bytes
+    assert seen == sorted(seen) and seen[-1] == report.bytes and totals == {report.bytes}
 
 
 def test_hashes_are_compared(model_dir: Path) -> None:
@@ -137,7 +140,7 @@ def test_json(model_dir: Path) -> None:
     assert run_verify(model_dir, as_json=True, stdout=out, stderr=err) == 0
     report = json.loads(out.getvalue())
     assert report["ok"] and report["problems"] == [] and report["files"][1]["tensors"] == 3
-    assert err.getvalue().startswith("\rRead ") and err.getvalue().endswith("\r\x1b[K")
+    assert "\rRead 2 B of " in err.getvalue() and err.getvalue().endswith("\r\x1b[K")
 
 
 def test_the_engines_sentence_is_not_said_twice(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,3 +257,37 @@ def test_a_file_that_shrinks(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no model directory"):
         run_verify(tmp_path / "nowhere")
+
+
+def test_no_model_is_said_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "verify", lambda *_: pytest.fail("it was read"))
+    out, err = io.StringIO(), Tty()
+    with pytest.raises(ModelError) as raised:
+        run_verify(tmp_path, stdout=out, stderr=err)
+    assert str(raised.value) == (
+        f"{tmp_path}/config.json is missing; a model directory needs it, download the model again."
+    )
+    assert out.getvalue() == err.getvalue() == ""
+
+
+def test_what_vanishes_meanwhile_is_a_sentence(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ["config.json", "gone.txt", "model.safetensors"]
+    monkeypatch.setattr(verify_module, "model_files", lambda path: found)
+    report = verify(model_dir)
+    assert report.problems == [f"{model_dir}/gone.txt cannot be read: No such file or directory."]
+    assert [file.name for file in report.files] == ["config.json", "model.safetensors"]
+
+    def vanished(path: Path) -> Any:
+        raise FileNotFoundError(2, "No such file or directory", str(path / "link"))
+
+    monkeypatch.setattr(verify_module, "published_hashes", vanished)
+    assert f"{model_dir}/link cannot be read: No such file or directory." in verify(model_dir).problems
+
+
+def test_a_terminal_sees_how_far_it_is(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(verify_module, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    err = Tty()
+    assert run_verify(model_dir, stdout=io.StringIO(), stderr=err) == 0
+    size = sum(path.stat().st_size for path in model_dir.iterdir())
+    assert f"of {size} B (100 %)" in err.getvalue().split("\r")[-2] and err.getvalue().endswith("\r\x1b[K")
