@@ -11,6 +11,7 @@ The rules:
 - A control token is never text: it can come only where a grammar names it (`<tool_call>`).
 - A constraint whose first mask is empty, that takes longer than COMPILE_SECONDS, or that passes llguidance's limits, is
   refused with the place of the fault. These limits count work, not time, so they do not depend on the machine.
+- Nothing ends a compilation from outside. One that goes on past its time keeps its thread, and others get new ones.
 
 Threads: `Constraints.compile` on the event loop; compiling on threads of its own, mostly without Python's lock. A
 SampleConstraint belongs to one thread at a time.
@@ -27,7 +28,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,6 +54,8 @@ COMPILE_SECONDS = 5.0
 _MAX_WAITING = 64
 # A compilation takes all of a core: most cores are left to others.
 _THREADS = min(max((os.cpu_count() or 1) // 4, 1), 4)
+# Compilations that may go on past their time; with as many, no new ones are begun.
+_MAX_OVERDUE = 4
 # Of each such thread, whatever the system's default is: text/schemas.py limits how much of it a schema can take.
 _STACK_BYTES = 16 << 20
 # Characters of a grammar: what one constraint may have, spelled with escapes. The schemas of many tools may pass it.
@@ -191,6 +196,13 @@ def _either(a: bytes, b: bytes) -> bytes:
     return (int.from_bytes(a, "little") | int.from_bytes(b, "little")).to_bytes(len(a), "little")
 
 
+@dataclass(eq=False)
+class _Compilation:
+    pool: ThreadPoolExecutor
+    started: list[float] = field(default_factory=list)  # when, once a thread has it
+    alarm: asyncio.TimerHandle | None = None
+
+
 class Constraints:
     """Compiles constraints for one model."""
 
@@ -201,29 +213,36 @@ class Constraints:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._n_waiting = 0
+        self._overdue: set[_Compilation] = set()
         self._cache: OrderedDict[bytes, Constraint | RequestError] = OrderedDict()
 
     async def compile(self, spec: ConstraintSpec) -> Constraint:
         """Raises RequestError for a constraint that cannot be met, EngineError where too many wait."""
         if self._n_waiting >= _MAX_WAITING:
             raise EngineError(Status.QUEUE_FULL, "Too many constraints wait to be compiled; try again later.")
+        if len(self._overdue) >= _MAX_OVERDUE:
+            raise EngineError(
+                Status.QUEUE_FULL, "Too many constraints that take too long are still being compiled; try again later."
+            )
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile-constraint")
-        started: list[float] = []
+        compilation = _Compilation(self._pool)
         default = threading.stack_size(_STACK_BYTES)
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, spec, started)
+            future = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, spec, compilation.started)
         finally:
             threading.stack_size(default)
         self._n_waiting += 1
-        future.add_done_callback(self._done)
+        self._watch(compilation)
+        future.add_done_callback(partial(self._done, compilation))
         try:
             async with asyncio.timeout(COMPILE_SECONDS):
                 return await asyncio.shield(future)
         except TimeoutError:
-            if not started:
+            if not compilation.started:
                 future.cancel()
                 raise EngineError(Status.QUEUE_FULL, "Too many constraints are being compiled; try later.") from None
+            self._go_on_without(compilation)
             raise RequestError(
                 f"{spec.param} takes longer than {COMPILE_SECONDS:g} s to compile; make it simpler.",
                 spec.param,
@@ -233,8 +252,27 @@ class Constraints:
             # A refusal's traceback has this frame, and the future holds it: a cycle, that keeps all that was read.
             del future
 
-    def _done(self, future: asyncio.Future[Constraint]) -> None:
+    def _watch(self, compilation: _Compilation) -> None:
+        """Nobody may wait for it any more, and it must not keep others waiting all the same."""
+        left = COMPILE_SECONDS
+        if compilation.started:
+            left += compilation.started[0] - time.monotonic()
+        if left > 0:
+            compilation.alarm = asyncio.get_running_loop().call_later(left, self._watch, compilation)
+        else:
+            self._go_on_without(compilation)
+
+    def _go_on_without(self, compilation: _Compilation) -> None:
+        self._overdue.add(compilation)
+        if self._pool is compilation.pool:
+            self._pool = None
+            compilation.pool.shutdown(wait=False)  # what waits there has what is left of its time
+
+    def _done(self, compilation: _Compilation, future: asyncio.Future[Constraint]) -> None:
         self._n_waiting -= 1
+        self._overdue.discard(compilation)
+        if compilation.alarm is not None:
+            compilation.alarm.cancel()
         if not future.cancelled():
             future.exception()  # retrieved, also where nobody waits any more
 

@@ -361,14 +361,54 @@ async def test_a_slow_compilation_is_refused_and_the_others_go_on(
         await slow_one
     monkeypatch.setattr(module, "COMPILE_SECONDS", PATIENCE)
     assert isinstance(await constraints.compile(ConstraintSpec("regex", "quick", "p")), Constraint)
-    second = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow2", "p")))
-    await until(lambda: len(begun) == 2)
+    others = [asyncio.create_task(constraints.compile(ConstraintSpec("regex", f"slow{i}", "p"))) for i in (2, 3)]
+    await until(lambda: len(begun) == 3)
     monkeypatch.setattr(module, "COMPILE_SECONDS", 0.2)
     with pytest.raises(EngineError) as caught:  # both threads are busy
         await constraints.compile(ConstraintSpec("regex", "quick2", "p"))
     assert caught.value.status == Status.QUEUE_FULL
     release.set()
-    assert isinstance(await second, Constraint)
+    for other in others:
+        assert isinstance(await other, Constraint)
+    constraints.close()
+
+
+async def test_compilations_past_their_time_keep_their_threads_and_nothing_else(
+    constraints: Constraints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    compiled = module._compiled
+    begun: list[str] = []
+
+    def slow(tokens: GrammarTokens, grammar: Any) -> Constraint | RequestError:
+        if "slow" in grammar.text:
+            begun.append(grammar.text)
+            release.wait(4 * PATIENCE)
+        return compiled(tokens, grammar)
+
+    monkeypatch.setattr(module, "_compiled", slow)
+    monkeypatch.setattr(module, "_THREADS", 1)
+    for i in range(module._MAX_OVERDUE):
+        monkeypatch.setattr(module, "COMPILE_SECONDS", 0.2)
+        if i % 2:
+            with pytest.raises(RequestError, match=r"longer than 0\.2 s"):
+                await constraints.compile(ConstraintSpec("regex", f"slow{i}", "p"))
+        else:  # its request ends before its time does
+            left = asyncio.create_task(constraints.compile(ConstraintSpec("regex", f"slow{i}", "p")))
+            await until(lambda n=i: len(begun) == n + 1)  # type: ignore[misc]
+            left.cancel()
+            await until(lambda n=i: len(constraints._overdue) == n + 1)  # type: ignore[misc]
+        if i + 1 < module._MAX_OVERDUE:  # the one thread is taken; another compiles
+            monkeypatch.setattr(module, "COMPILE_SECONDS", PATIENCE)
+            assert isinstance(await constraints.compile(ConstraintSpec("regex", f"quick{i}", "p")), Constraint)
+    assert len(begun) == module._MAX_OVERDUE
+    with pytest.raises(EngineError, match="still being compiled") as caught:
+        await constraints.compile(ConstraintSpec("regex", "quick", "p"))
+    assert caught.value.status == Status.QUEUE_FULL
+    release.set()
+    await until(lambda: not constraints._overdue)
+    monkeypatch.setattr(module, "COMPILE_SECONDS", PATIENCE)
+    assert isinstance(await constraints.compile(ConstraintSpec("regex", "quick", "p")), Constraint)
     constraints.close()
 
 
