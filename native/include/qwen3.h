@@ -271,7 +271,7 @@ typedef struct qwen3_request {
   float repetition_penalty;   /* > 0; divides positive and multiplies negative logits of ids in prompt or output. 1: off */
   float presence_penalty;     /* -2..2, subtracted once from ids of the output. 0: off */
   float frequency_penalty;    /* -2..2, subtracted per occurrence in the output. 0: off */
-  float temperature;          /* >= 0; 0: greedy (the highest logit, the lowest id among equals). Default 1 */
+  float temperature;          /* 0 to 1e6; 0: greedy (the highest logit, the lowest id among equals). Default 1 */
   float min_p;                /* 0..1; keeps ids with at least min_p times the best one's probability. 0: off */
   float top_p;                /* 0..1; keeps the smallest set of best ids whose probability reaches top_p, at least one.
                                  1: off */

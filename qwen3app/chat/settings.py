@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from qwen3app.chat.errors import ChatError
 
 Value = float | int | str | None
+MAX_TEMPERATURE = 1e6  # the engine's, as in runtime/params.py, which is too heavy for this module; a test compares them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def _text(text: str) -> Value:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("temp", "temperature", _number(0, 100), "temperature; 0 always takes the likeliest token", "1"),
+    Setting("temp", "temperature", _number(0, MAX_TEMPERATURE), "temperature; 0 always takes the likeliest token", "1"),
     Setting(
         "top_p", "top_p", _number(0, 1), "keep the likeliest tokens that reach this probability together; 1 is off"
     ),

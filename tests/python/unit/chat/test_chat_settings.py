@@ -34,6 +34,20 @@ def test_values_are_set_and_given_back(name: str, text: str, field: str, value: 
     assert getattr(settings, field) is None
 
 
+def test_a_temperature_has_one_limit_everywhere() -> None:
+    """The engine refuses what is above it (native/src/engine/request.cpp); the chat and the page say the same."""
+    from qwen3app.runtime.params import MAX_TEMPERATURE
+    from qwen3app.server.page import assets
+
+    settings = ChatSettings()
+    set_value(settings, "temp", str(MAX_TEMPERATURE))
+    assert settings.temperature == MAX_TEMPERATURE
+    with pytest.raises(ChatError, match=r"a number from 0 to 1e\+06 "):
+        set_value(settings, "temp", str(MAX_TEMPERATURE * 1.01))
+    page = assets()["/"].body.decode()
+    assert f'name="temperature" type="number" inputmode="decimal" min="0" max="{MAX_TEMPERATURE:.0f}"' in page
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
