@@ -78,6 +78,25 @@ def test_mistakes_get_one_sentence(
     assert sentence in result.stderr
 
 
+def test_the_line_of_the_guide_builds_and_runs_a_host(library: Path, tmp_path: Path) -> None:
+    """docs/abi.md's first block, as a person would type it at the root of a repository after `make dist`."""
+    import shutil
+
+    found = re.search(r"```sh\n(.*?)```", (ROOT / "docs" / "abi.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert found is not None and found[1].startswith("cc ") and "-Wl,-rpath," in found[1]
+    (tmp_path / "dist").mkdir()
+    shutil.copy(library, tmp_path / "dist" / "libqwen3.so")
+    shutil.copy(ROOT / "native" / "include" / "qwen3.h", tmp_path / "dist")
+    for folder in ("native", "qwen3app"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    result = subprocess.run(
+        ["sh", "-ec", found[1]], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    tokens, ends = parse(result.stdout)
+    assert len(tokens[0]) == ends[0][1] > 0
+
+
 def test_builds_with_its_own_makefile_and_pkg_config(library: Path, tmp_path: Path) -> None:
     """As a person would: a folder with the library, the header and qwen3.pc, moved somewhere else."""
     import shutil
