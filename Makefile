@@ -28,11 +28,15 @@ CUDA_WHEELS = $(wildcard $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu1
 CUDA_COMPILER = $(if $(shell command -v nvcc),,-DCMAKE_CUDA_COMPILER=$(CUDA_WHEELS)/bin/nvcc -DCMAKE_CUDA_FLAGS=-L$(CUDA_WHEELS)/lib)
 CONFIGURE_CUDA = $(CONFIGURE) -DQWEN3_CUDA=ON $(CUDA_COMPILER)
 
+# Ninja has something to say even where nothing has changed since the library was built.
+QUIET_IF_BUILT = $$([ -n "$$(find native/src native/include native/CMakeLists.txt build/native/build.ninja \
+  -newer build/native/libqwen3.so -print -quit 2>&1)" ] || echo -- --quiet)
+
 ## ---- build
 
 .PHONY: build
 build: $(VENV)/.stamp-build build/native/build.ninja ## the library build/native/libqwen3.so and the command .venv/bin/qwen3-8b
-	@$(CMAKE) --build build/native --parallel $(JOBS) --target qwen3
+	@$(CMAKE) --build build/native --parallel $(JOBS) --target qwen3 $(QUIET_IF_BUILT)
 
 .PHONY: demo
 demo: build ## build, and open a chat on the small model that comes with the program (without a terminal: one answer)
