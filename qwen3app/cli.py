@@ -427,8 +427,14 @@ def _open_streams() -> None:
 
 def _say(sentence: str) -> None:
     text = "".join(char if char.isprintable() else " " for char in sentence)
+    text = text if text.startswith(PROGRAM) else f"{PROGRAM}: {text}"
+    with contextlib.suppress(OSError, ValueError):  # no terminal, which takes the line as it is
+        if columns := os.get_terminal_size(sys.stderr.fileno()).columns:
+            from qwen3app.chat.wrap import break_lines
+
+            text = break_lines(text, columns)
     with contextlib.suppress(OSError, ValueError):
-        print(text if text.startswith(PROGRAM) else f"{PROGRAM}: {text}", file=sys.stderr)
+        print(text, file=sys.stderr)
 
 
 def _silence_stdout() -> None:

@@ -304,7 +304,7 @@ def resolve_model_dir(
     if DEFAULT_MODEL.is_dir():
         return DEFAULT_MODEL
     if on_demo is not None and DEMO_MODEL.is_dir():
-        on_demo(f"no model is here, so {DEMO_MODEL.name} answers, a toy inside this program. For a real one: {_PULL}")
+        on_demo(f"no model is here, so {DEMO_MODEL.name} answers, a toy inside this program. For a real one: `{_PULL}`")
         return DEMO_MODEL
     fetched = "which is downloaded" if progress is not None else "which `qwen3-8b pull` has fetched"
     raise UsageError(
@@ -332,14 +332,14 @@ def _existing(text: str, source: str, progress: Callable[[], Progress] | None) -
     # the cache has a model of that name.
     name = parse_name(text) if what == "does not exist" else None
     if name is not None and (named or find_cached(name, cache_directory()) is not None):
-        return _of_hub(name, progress)
+        return _of_hub(name, text, progress)
     hint = "" if name is None else f", or get a model with `qwen3-8b pull OWNER/NAME --dir {text}`"
     if what == "does not exist" and text.lower().startswith("qwen3-"):
         hint = f", or name a model of the Hub with its owner: Qwen/{text}"
     raise UsageError(f"The model directory {path} ({source}) {what}; check the path{hint}.")
 
 
-def _of_hub(name: HubName, progress: Callable[[], Progress] | None) -> Path:
+def _of_hub(name: HubName, text: str, progress: Callable[[], Progress] | None) -> Path:
     from qwen3app.hub.names import cache_directory, find_cached
 
     cache = cache_directory()
@@ -352,9 +352,13 @@ def _of_hub(name: HubName, progress: Callable[[], Progress] | None) -> Path:
         raise UsageError(
             f"{name} is neither a directory here nor a model in {cache}; get it with `qwen3-8b pull {name}`."
         )
+    from qwen3app.hub.client import HubError
     from qwen3app.hub.pull import pull
 
-    return pull(name, progress())
+    try:
+        return pull(name, progress())
+    except HubError as error:  # perhaps a directory was meant
+        raise HubError(f"There is no directory {text}. Taken as a name on the Hub: {error}") from None
 
 
 def parse_address(text: str) -> tuple[str | None, int | None]:

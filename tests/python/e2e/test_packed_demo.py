@@ -16,7 +16,7 @@ from .conftest import ROOT, Run, Serve
 
 SUM = "What is 57 + 38?"
 LINE = "qwen3-8b: no model is here, so qwen3-demo answers, a toy inside this program. For a real one: "
-LINE += "qwen3-8b pull Qwen/Qwen3-8B --dir models/qwen3-8b\n"
+LINE += "`qwen3-8b pull Qwen/Qwen3-8B --dir models/qwen3-8b`\n"
 
 
 def test_one_question_without_any_model(run: Run) -> None:

@@ -7,10 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
+from served import ROOT
 
 from qwen3app import __version__, cli
 from qwen3app.chat import main as chat_main
@@ -227,3 +230,20 @@ def test_licenses(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("qwen3-8b (this program): Apache-2.0", "nlohmann-json", "Python", "litestar", "rich", "tokenizers"):
         assert name in out
     json.dumps(out)
+
+
+def test_sentences_break_between_words_on_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 40))
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        command = [sys.executable, "-m", "qwen3app.cli", "info", "--model", "nowhere/at/all"]
+        done = subprocess.run(command, stderr=theirs, cwd=ROOT, check=False, timeout=PATIENCE)
+        said = screen.read(4096).decode().split("\r\n")
+        os.close(theirs)
+    assert done.returncode == 2
+    assert said == [
+        "qwen3-8b: The model directory",
+        "nowhere/at/all (--model) does not",
+        "exist; check the path.",
+        "",
+    ]

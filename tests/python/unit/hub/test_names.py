@@ -158,7 +158,10 @@ def test_paths_and_offline_never_lead_to_the_network(run: Run, hub: FakeHub, tmp
         done.stderr
     )
     offline = run("chat", "--model", "Qwen/tiny", "--once", "x", HF_HUB_OFFLINE="1")
-    assert offline.returncode == 1 and "HF_HUB_OFFLINE is set, and Qwen/tiny is not here in full" in offline.stderr
+    assert offline.returncode == 1 and offline.stderr.startswith(
+        "qwen3-8b: There is no directory Qwen/tiny. Taken as a name on the Hub: HF_HUB_OFFLINE is set, and Qwen/tiny "
+        "is not here in full"
+    )
     none = run("info")
     assert none.returncode == 2 and "`qwen3-8b pull Qwen/Qwen3-8B --dir models/qwen3-8b`" in none.stderr
     assert "which `qwen3-8b pull` has fetched" in none.stderr and "downloaded" not in none.stderr
@@ -166,6 +169,20 @@ def test_paths_and_offline_never_lead_to_the_network(run: Run, hub: FakeHub, tmp
     assert demo.returncode == 0 and "57 + 38 = 95." in demo.stdout
     assert "so qwen3-demo answers" in demo.stderr and demo.stderr.count("\n") == 1, "thoughts are not shown"
     assert not hub.seen
+
+
+def test_a_path_that_looks_like_a_name_says_both(run: Run, hub: FakeHub) -> None:
+    flags = ("chat", "--model", "models/qwen3-0.6b", "--once", "x")
+    unknown = run(*flags)
+    begin = "There is no directory models/qwen3-0.6b. Taken as a name on the Hub: "
+    said = unknown.stderr.splitlines()[-1]
+    assert unknown.returncode == 1 and said.startswith(f"qwen3-8b: {begin}{hub.url} "), unknown.stderr
+    assert "models/qwen3-0.6b" in said.removeprefix(f"qwen3-8b: {begin}")
+    hub.close()
+    unreached = run(*flags)
+    said = unreached.stderr.splitlines()[-1]
+    assert unreached.returncode == 1 and said.startswith(f"qwen3-8b: {begin}{hub.url} cannot be reached"), said
+    assert unreached.stderr.count("trying again") == 1, "who meant a directory does not wait for long"
 
 
 def test_a_directory_wins_over_a_name(run: Run, hub: FakeHub, tmp_path: Path, tiny_model_dir: Path) -> None:

@@ -175,7 +175,7 @@ def test_where_the_model_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monke
         resolve_model_dir(None)
     said: list[str] = []
     assert resolve_model_dir(None, on_demo=said.append) == DEMO_MODEL
-    assert len(said) == 1 and said[0].endswith("qwen3-8b pull Qwen/Qwen3-8B --dir models/qwen3-8b")
+    assert len(said) == 1 and said[0].endswith("`qwen3-8b pull Qwen/Qwen3-8B --dir models/qwen3-8b`")
     default = tmp_path / "models" / "qwen3-8b"
     default.mkdir(parents=True)
     assert resolve_model_dir(None, on_demo=said.append).resolve() == default
