@@ -40,10 +40,12 @@ build: $(VENV)/.stamp-build build/native/build.ninja ## the library build/native
 
 .PHONY: demo
 demo: build ## build, and open a chat on the small model that comes with the program (without a terminal: one answer)
-	@echo "qwen3-demo is a toy of 6 million parameters: qwen3app/qwen3-demo/README.md says what it can do." >&2
+	@echo "qwen3-demo is a toy of 6 million parameters; what it can do:" >&2
+	@echo "qwen3app/qwen3-demo/README.md" >&2
 	@if [ -t 0 ] && [ -t 1 ]; then \
-	  echo "Ask it: What is 57 + 38? For a tool call: /tools docs/example_tools.py, /reset, then: What time is it in Tokyo?" >&2; \
-	  echo "After a call, and after a few other questions, it is no longer sure of its tools: /reset before each that needs one." >&2; \
+	  echo "Ask it: What is 57 + 38?" >&2; \
+	  echo "For a tool call: /tools docs/example_tools.py, then: What time is it in Tokyo?" >&2; \
+	  echo "After other questions it is not sure of its tools: /reset before each such one." >&2; \
 	  $(VENV)/bin/qwen3-8b chat --model qwen3-demo; \
 	else $(VENV)/bin/qwen3-8b chat --model qwen3-demo --once "Hello" </dev/null; fi
 
