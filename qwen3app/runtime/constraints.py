@@ -242,18 +242,23 @@ class Constraints:
             if not compilation.started:
                 future.cancel()
                 raise EngineError(Status.QUEUE_FULL, "Too many constraints are being compiled; try later.") from None
-            self._go_on_without(compilation)
+            if not future.done():  # it may have ended in this very turn of the loop
+                self._go_on_without(compilation)
             raise RequestError(
                 f"{spec.param} takes longer than {COMPILE_SECONDS:g} s to compile; make it simpler.",
                 spec.param,
                 "constraint_too_complex",
             ) from None
+        except asyncio.CancelledError:
+            if not compilation.started:  # behind one that never ends it would count as waiting for ever
+                future.cancel()
+            raise
         finally:
             # A refusal's traceback has this frame, and the future holds it: a cycle, that keeps all that was read.
             del future
 
     def _watch(self, compilation: _Compilation) -> None:
-        """Nobody may wait for it any more, and it must not keep others waiting all the same."""
+        """Looks again when its time is over, whether its request still waits or not."""
         left = COMPILE_SECONDS
         if compilation.started:
             left += compilation.started[0] - time.monotonic()

@@ -10,12 +10,23 @@ from fake_engine import FakeEngine
 from serving import TextParts, load_text, make_model
 
 from qwen3app.runtime import Runtime
+from qwen3app.runtime.constraints import Constraints, GrammarTokens
 from qwen3app.text.generation_config import SamplingDefaults
 
 
 @pytest.fixture(scope="session")
 def text_parts(tiny_model_dir: Path) -> TextParts:
     return load_text(tiny_model_dir)
+
+
+@pytest.fixture(scope="session")
+def tokens(text_parts: TextParts) -> GrammarTokens:
+    return GrammarTokens(text_parts.tokenizer)
+
+
+@pytest.fixture
+def constraints(text_parts: TextParts, tokens: GrammarTokens) -> Constraints:
+    return Constraints(text_parts.tokenizer, tokens)
 
 
 @pytest.fixture

@@ -19,16 +19,6 @@ from qwen3app.text.grammars import MAX_CHARACTERS, ConstraintSpec, build_grammar
 from qwen3app.text.schemas import MAX_REFERENCE_STEPS, check_schema, pattern_without_nul
 
 
-@pytest.fixture(scope="module")
-def tokens(text_parts: TextParts) -> GrammarTokens:
-    return GrammarTokens(text_parts.tokenizer)
-
-
-@pytest.fixture
-def constraints(text_parts: TextParts, tokens: GrammarTokens) -> Constraints:
-    return Constraints(text_parts.tokenizer, tokens)
-
-
 class Judge:
     """Says whether a constraint takes a text."""
 

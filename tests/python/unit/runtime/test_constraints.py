@@ -8,8 +8,10 @@ import json
 import random
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -30,14 +32,38 @@ from qwen3app.text.grammars import MAX_CHARACTERS, MAX_CHOICES, MAX_DEPTH, Const
 COMPACT = {"white_space": False}
 
 
-@pytest.fixture(scope="session")
-def tokens(text_parts: TextParts) -> GrammarTokens:
-    return GrammarTokens(text_parts.tokenizer)
+class SlowCompiling:
+    """Compilations of what has "slow" in it take until `release` is set, and time is over when `expire` says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = threading.Event()
+        self.begun: list[str] = []
+        self.times: list[asyncio.Timeout] = []
+        self._compiled = module._compiled
+        monkeypatch.setattr(module, "_compiled", self._compile)
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": self._timeout}))
+        monkeypatch.setattr(module, "COMPILE_SECONDS", 4 * PATIENCE)
+
+    def expire(self) -> None:
+        """The last request's time."""
+        self.times[-1].reschedule(asyncio.get_running_loop().time())
+
+    def _timeout(self, _seconds: float) -> asyncio.Timeout:
+        self.times.append(asyncio.timeout(None))
+        return self.times[-1]
+
+    def _compile(self, tokens: GrammarTokens, grammar: Any) -> Constraint | RequestError:
+        if "slow" in grammar.text:
+            self.begun.append(grammar.text)
+            self.release.wait(4 * PATIENCE)
+        return self._compiled(tokens, grammar)
 
 
 @pytest.fixture
-def constraints(text_parts: TextParts, tokens: GrammarTokens) -> Constraints:
-    return Constraints(text_parts.tokenizer, tokens)
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowCompiling]:
+    slow = SlowCompiling(monkeypatch)
+    yield slow
+    slow.release.set()
 
 
 @pytest.fixture(scope="module")
@@ -340,76 +366,85 @@ async def test_nul_characters_are_kept_where_they_can_be_written(
 
 
 async def test_a_slow_compilation_is_refused_and_the_others_go_on(
-    constraints: Constraints, monkeypatch: pytest.MonkeyPatch
+    constraints: Constraints, compiling: SlowCompiling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = threading.Event()
-    begun: list[str] = []
-    compiled = module._compiled
-
-    def slow(tokens: GrammarTokens, grammar: Any) -> Constraint | RequestError:
-        if "slow" in grammar.text:
-            begun.append(grammar.text)
-            release.wait(2 * PATIENCE)
-        return compiled(tokens, grammar)
-
-    monkeypatch.setattr(module, "_compiled", slow)
-    monkeypatch.setattr(module, "COMPILE_SECONDS", 0.2)
     monkeypatch.setattr(module, "_THREADS", 2)
     slow_one = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow1", "p")))
-    await until(lambda: len(begun) == 1)
-    with pytest.raises(RequestError, match=r"longer than 0\.2 s"):
+    await until(lambda: len(compiling.begun) == 1)
+    compiling.expire()
+    with pytest.raises(RequestError, match="takes longer than"):
         await slow_one
-    monkeypatch.setattr(module, "COMPILE_SECONDS", PATIENCE)
     assert isinstance(await constraints.compile(ConstraintSpec("regex", "quick", "p")), Constraint)
     others = [asyncio.create_task(constraints.compile(ConstraintSpec("regex", f"slow{i}", "p"))) for i in (2, 3)]
-    await until(lambda: len(begun) == 3)
-    monkeypatch.setattr(module, "COMPILE_SECONDS", 0.2)
+    await until(lambda: len(compiling.begun) == 3)
+    waiting = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "quick2", "p")))
+    await until(lambda: len(compiling.times) == 5)
+    compiling.expire()
     with pytest.raises(EngineError) as caught:  # both threads are busy
-        await constraints.compile(ConstraintSpec("regex", "quick2", "p"))
+        await waiting
     assert caught.value.status == Status.QUEUE_FULL
-    release.set()
+    compiling.release.set()
     for other in others:
         assert isinstance(await other, Constraint)
     constraints.close()
 
 
 async def test_compilations_past_their_time_keep_their_threads_and_nothing_else(
-    constraints: Constraints, monkeypatch: pytest.MonkeyPatch
+    constraints: Constraints, compiling: SlowCompiling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = threading.Event()
-    compiled = module._compiled
-    begun: list[str] = []
-
-    def slow(tokens: GrammarTokens, grammar: Any) -> Constraint | RequestError:
-        if "slow" in grammar.text:
-            begun.append(grammar.text)
-            release.wait(4 * PATIENCE)
-        return compiled(tokens, grammar)
-
-    monkeypatch.setattr(module, "_compiled", slow)
     monkeypatch.setattr(module, "_THREADS", 1)
     for i in range(module._MAX_OVERDUE):
-        monkeypatch.setattr(module, "COMPILE_SECONDS", 0.2)
-        if i % 2:
-            with pytest.raises(RequestError, match=r"longer than 0\.2 s"):
-                await constraints.compile(ConstraintSpec("regex", f"slow{i}", "p"))
-        else:  # its request ends before its time does
-            left = asyncio.create_task(constraints.compile(ConstraintSpec("regex", f"slow{i}", "p")))
-            await until(lambda n=i: len(begun) == n + 1)  # type: ignore[misc]
-            left.cancel()
+        with monkeypatch.context() as patch:
+            if i % 2 == 0:  # its request ends before its time does
+                patch.setattr(module, "COMPILE_SECONDS", 0.1)
+            task = asyncio.create_task(constraints.compile(ConstraintSpec("regex", f"slow{i}", "p")))
+            await until(lambda n=i: len(compiling.begun) == n + 1)  # type: ignore[misc]
+            if i % 2 == 0:
+                task.cancel()
+            else:
+                compiling.expire()
+                with pytest.raises(RequestError, match="takes longer than"):
+                    await task
             await until(lambda n=i: len(constraints._overdue) == n + 1)  # type: ignore[misc]
         if i + 1 < module._MAX_OVERDUE:  # the one thread is taken; another compiles
-            monkeypatch.setattr(module, "COMPILE_SECONDS", PATIENCE)
             assert isinstance(await constraints.compile(ConstraintSpec("regex", f"quick{i}", "p")), Constraint)
-    assert len(begun) == module._MAX_OVERDUE
     with pytest.raises(EngineError, match="still being compiled") as caught:
         await constraints.compile(ConstraintSpec("regex", "quick", "p"))
     assert caught.value.status == Status.QUEUE_FULL
-    release.set()
+    compiling.release.set()
     await until(lambda: not constraints._overdue)
-    monkeypatch.setattr(module, "COMPILE_SECONDS", PATIENCE)
     assert isinstance(await constraints.compile(ConstraintSpec("regex", "quick", "p")), Constraint)
     constraints.close()
+
+
+async def test_a_compilation_that_ends_with_its_time_is_not_overdue(
+    constraints: Constraints, compiling: SlowCompiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_THREADS", 1)
+    task = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow", "p")))
+    await until(lambda: len(compiling.begun) == 1)
+    assert constraints._pool is not None
+    behind = constraints._pool.submit(int)
+    compiling.release.set()
+    behind.result(PATIENCE)  # the thread is done with the constraint, which the loop has not seen
+    compiling.expire()
+    with pytest.raises(RequestError, match="takes longer than"):
+        await task
+    assert not constraints._overdue
+
+
+async def test_a_request_that_ends_while_it_waits_to_be_compiled_waits_no_more(
+    constraints: Constraints, compiling: SlowCompiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_THREADS", 1)
+    first = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow", "p")))
+    await until(lambda: len(compiling.begun) == 1)
+    second = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "quick", "p")))
+    await until(lambda: constraints._n_waiting == 2)
+    second.cancel()
+    await until(lambda: constraints._n_waiting == 1)
+    compiling.release.set()
+    assert isinstance(await first, Constraint)
 
 
 async def test_what_a_refused_request_held_is_let_go_of_at_once(constraints: Constraints) -> None:
