@@ -96,6 +96,15 @@ async def judge_all(model: LoadedModel, conversations: Sequence[Sample]) -> list
     ]
 
 
+def judge_model(model_dir: Path, options: EngineOptions, conversations: Sequence[Sample]) -> list[Judged]:
+    """Loads the model, asks it all at once and closes it. Raises AppError where it cannot be loaded."""
+    model = LoadedModel.load(model_dir, options)
+    try:
+        return asyncio.run(judge_all(model, conversations))
+    finally:
+        model.close()
+
+
 def _share(judged: Sequence[Judged], *, protocol: bool = False) -> float | None:
     good = [(item.protocol if protocol else item.wrong) is None for item in judged]
     return sum(good) / len(good) if good else None
@@ -199,14 +208,10 @@ def main(arguments: list[str] | None = None) -> int:
         device=options.device, max_slots=_SLOTS, max_queue=len(conversations), threads=options.threads
     )
     try:
-        model = LoadedModel.load(options.model, engine_options)
+        judged = judge_model(options.model, engine_options, conversations)
     except AppError as error:
         print(f"evaluate_demo: {error}", file=sys.stderr)
         return 1
-    try:
-        judged = asyncio.run(judge_all(model, conversations))
-    finally:
-        model.close()
     if (recipe := recipe_of(options.model)) != RECIPE:
         print(
             f"evaluate_demo: the model was trained by recipe {recipe}, this asks by recipe {RECIPE}: it may have seen "

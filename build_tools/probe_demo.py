@@ -9,18 +9,16 @@ as in evaluate_demo.py. There are no bars: it is what the card tells of the mode
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from demo.wordings import GROUPS
-from evaluate_demo import ROOT, Judged, judge_all, with_scores
+from evaluate_demo import ROOT, Judged, judge_model, with_scores
 
 from qwen3app.abi import EngineOptions
 from qwen3app.errors import AppError
-from qwen3app.runtime.loaded_model import LoadedModel
 
 
 def table(judged: Sequence[Judged]) -> str:
@@ -46,15 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--card", type=Path, metavar="FILE", help="put the table into this model card")
     options = parser.parse_args(arguments)
     samples = [sample for group in GROUPS for sample in group.samples(options.each)]
+    engine_options = EngineOptions(device="cpu", max_slots=64, max_queue=len(samples))
     try:
-        model = LoadedModel.load(options.model, EngineOptions(device="cpu", max_slots=64, max_queue=len(samples)))
+        judged = judge_model(options.model, engine_options, samples)
     except AppError as error:
         print(f"probe_demo: {error}", file=sys.stderr)
         return 1
-    try:
-        judged = asyncio.run(judge_all(model, samples))
-    finally:
-        model.close()
     text = table(judged)
     print(text)
     if options.card:

@@ -164,6 +164,12 @@ def date_after(draw: Draw) -> Turn:
     return Turn("dates", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
 
 
+def _clock_turn(draw: Draw, question: str, steps: list[str], result: str) -> Turn:
+    answer = draw.phrase(("It is {r}.", "{r}", "At {r}."), r=result)
+    thought = " ".join([*steps, f"So it is {result}."])
+    return Turn("clock times", question, thought, answer, Expect(answer=(result,)), result, worked=True)
+
+
 def clock(draw: Draw) -> Turn:
     if draw.chance(0.15):
         return _clock_hours(draw)
@@ -184,9 +190,7 @@ def clock(draw: Draw) -> Turn:
         ("What time is it {n} minutes after {t}?", "It is {t}. What time will it be in {n} minutes?",
          "A film starts at {t} and lasts {n} minutes. When does it end?"), n=step, t=f"{hour:02}:{minute:02}",
     )  # fmt: skip
-    steps.append(f"So it is {result}.")
-    answer = draw.phrase(("It is {r}.", "{r}", "At {r}."), r=result)
-    return Turn("clock times", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
+    return _clock_turn(draw, question, steps, result)
 
 
 def _clock_hours(draw: Draw) -> Turn:
@@ -200,9 +204,7 @@ def _clock_hours(draw: Draw) -> Turn:
         ("What time is it {n} hours after {t}?", "It is {t}. What time will it be in {n} hours?",
          "A train leaves at {t} and needs {n} hours. When does it arrive?"), n=step, t=f"{hour:02}:{minute:02}",
     )  # fmt: skip
-    steps.append(f"So it is {result}.")
-    answer = draw.phrase(("It is {r}.", "{r}", "At {r}."), r=result)
-    return Turn("clock times", question, " ".join(steps), answer, Expect(answer=(result,)), result, worked=True)
+    return _clock_turn(draw, question, steps, result)
 
 
 _ROUND = (10, 100, 1000)
