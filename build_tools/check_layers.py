@@ -43,7 +43,8 @@ APP = {
     "guards": {"errors", "argument_types"},
     "hub": {"errors", "version", "text", "abi", "sizes", "weights_index"},
     "settings": {"errors", "abi", "version", "argument_types", "guards", "hub"},
-    "runtime": {"errors", "version", "time_slices", "text", "abi", "settings", "hub"},
+    "compiler": {"errors", "text", "abi"},
+    "runtime": {"errors", "version", "time_slices", "text", "abi", "compiler", "settings", "hub"},
     "server": {"errors", "version", "time_slices", "text", "runtime", "settings", "guards", "hub", "sizes"},
     "chat": {"errors", "version", "text", "runtime", "settings", "hub"},
     "commands": {
@@ -58,7 +59,7 @@ APP = {
         "sizes",
         "weights_index",
     },
-    "cli": {"errors", "version", "settings", "hub", "runtime", "server", "chat", "commands"},
+    "cli": {"errors", "version", "compiler", "settings", "hub", "runtime", "server", "chat", "commands"},
     "__main__": {"cli"},
     "__init__": {"version"},
 }

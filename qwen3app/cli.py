@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from qwen3app import __version__
+from qwen3app.compiler import COMMAND as COMPILE
 from qwen3app.errors import AppError, UsageError
 
 if TYPE_CHECKING:
@@ -356,6 +357,10 @@ def run(argv: Sequence[str]) -> int:
     if list(argv) == ["--version"]:  # before the parser is built: scripts ask this often
         print(f"{PROGRAM} {__version__}")
         return 0
+    if list(argv) == [COMPILE]:
+        from qwen3app.compiler.child import run_child
+
+        run_child()
     args = parse(argv)
     if args.version:
         print(f"{PROGRAM} {__version__}")

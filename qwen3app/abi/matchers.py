@@ -11,7 +11,9 @@ Threads: a Matcher belongs to one thread at a time, but `clone` may be called fr
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from qwen3app.errors import UsageError
@@ -108,21 +110,35 @@ def call_addresses() -> Mapping[str, int]:
     return {name: int(ffi.cast("uintptr_t", ffi.addressof(lib, theirs))) for name, theirs in CALLS.items()}
 
 
+@dataclass(frozen=True)
+class TokenBytes:
+    """The bytes of a tokenizer's ids as llguidance takes them, also in another process."""
+
+    lengths: bytes  # of each id's, as uint32
+    text: bytes
+    eos_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes], control_ids: Collection[int], eos_ids: Sequence[int]) -> TokenBytes:
+        """pieces: the bytes of each id. control_ids: those that are no text."""
+        controls = frozenset(control_ids)
+        marked = [_CONTROL + piece if i in controls else piece for i, piece in enumerate(pieces)]
+        return cls(array("I", map(len, marked)).tobytes(), b"".join(marked), tuple(eos_ids))
+
+
 class Vocabulary:
     """A tokenizer's ids as llguidance sees them."""
 
-    def __init__(self, pieces: Sequence[bytes], control_ids: Collection[int], eos_ids: Sequence[int]) -> None:
-        """pieces: the bytes of each id. control_ids: those that are no text."""
+    def __init__(self, tokens: TokenBytes) -> None:
         ffi, lib = _library()
-        controls = frozenset(control_ids)
-        marked = [_CONTROL + piece if i in controls else piece for i, piece in enumerate(pieces)]
         init = ffi.new("LlgTokenizerInitV2 *")
         init.struct_size = ffi.sizeof("LlgTokenizerInitV2")
-        init.vocab_size = len(marked)
-        init.tok_eos = eos_ids[0]
-        lengths = ffi.new("uint32_t[]", [len(piece) for piece in marked])
-        text = ffi.from_buffer("uint8_t[]", b"".join(marked))
-        extra = ffi.new("uint32_t[]", list(eos_ids[1:]))
+        lengths = ffi.from_buffer("uint32_t[]", tokens.lengths)
+        text = ffi.from_buffer("uint8_t[]", tokens.text)
+        first, *others = tokens.eos_ids
+        extra = ffi.new("uint32_t[]", others)
+        init.vocab_size = len(lengths)
+        init.tok_eos = first
         init.token_lens, init.token_bytes = lengths, text
         init.tok_eos_extra, init.tok_eos_extra_count = extra, len(extra)
         # A way to split texts is for grammars that force one, so that only the model's own is allowed. Here all are.
@@ -132,7 +148,7 @@ class Vocabulary:
         if pointer == ffi.NULL:
             reason = ffi.string(error).decode("utf-8", "replace")
             raise UsageError(f"The tokenizer cannot be used for constraints: {reason}.")
-        self.n_words = (len(marked) + 31) // 32
+        self.n_words = (init.vocab_size + 31) // 32
         self._pointer = ffi.gc(pointer, lib.llg_free_tokenizer)
 
     def matcher(self, grammar: str, limits: Mapping[str, int]) -> Matcher:

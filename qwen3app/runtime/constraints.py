@@ -1,17 +1,16 @@
 """Constraints: compiled off the event loop, and for each sample what may come before its grammar begins.
 
-Owns: the tokenizer as llguidance sees it, the threads that compile, the limits of both, and a sample's phases.
-Refuses to know: how constraints are written in requests or as grammars (text/grammars.py), and when masks are due
-(runtime/masks.py). In the grammar itself masks are the engine's, which asks the matcher.
+Owns: the tokenizer as llguidance sees it, the threads that compile, what is kept of it, and a sample's phases. Refuses
+to know: how constraints are written in requests or as grammars (text/grammars.py), what can be used (compiler/), and
+when masks are due (runtime/masks.py). In the grammar itself masks are the engine's, which asks the matcher.
 
 The rules:
 - The constraint holds for the answer. While a thought is open, by the prompt or by the model's first token, all but an
   end is allowed; behind it one token of newlines may pass, as the template writes them, and then the grammar begins.
 - An end (EOS) is allowed only where the grammar may end.
 - A control token is never text: it can come only where a grammar names it (`<tool_call>`).
-- A constraint whose first mask is empty, that takes longer than COMPILE_SECONDS, or that passes llguidance's limits, is
-  refused with the place of the fault. These limits count work, not time, so they do not depend on the machine.
-- Nothing ends a compilation from outside. One that goes on past its time keeps its thread, and others get new ones.
+- A constraint is compiled twice: in a process that can be ended (compiler/process.py), which has limits of time and
+  memory and may crash, and here only what it has compiled. What is known goes through neither.
 
 Threads: `Constraints.compile` on the event loop; compiling on threads of its own, mostly without Python's lock. A
 SampleConstraint belongs to one thread at a time.
@@ -20,64 +19,39 @@ SampleConstraint belongs to one thread at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
-import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from qwen3app.abi.matchers import Matcher, Vocabulary
+from qwen3app.abi.matchers import Matcher, TokenBytes, Vocabulary
+from qwen3app.compiler.checking import LIMITS, STACK_BYTES, build, compile_grammar, unusable
+from qwen3app.compiler.messages import write_spec
+from qwen3app.compiler.process import Compilers
 from qwen3app.errors import EngineError, RequestError, Status
-from qwen3app.text.errors import TextError
-from qwen3app.text.grammars import (
-    ConstraintSpec,
-    Grammar,
-    build_grammar,
-    schema_grammar,
-)
-from qwen3app.text.schemas import definitions, subschemas
+from qwen3app.text.grammars import ConstraintSpec
 
 if TYPE_CHECKING:
     from qwen3app.text.tokenizer import Tokenizer
 
-COMPILE_SECONDS = 5.0
 # Requests that may wait for a thread that compiles; each holds its body in memory.
 _MAX_WAITING = 64
-# A compilation takes all of a core: most cores are left to others.
+_WAIT_SECONDS = 5.0  # until one has the request
+# A compilation takes all of a core: most cores are left to others. Each thread may have a process.
 _THREADS = min(max((os.cpu_count() or 1) // 4, 1), 4)
-# Compilations that may go on past their time; with as many, no new ones are begun.
-_MAX_OVERDUE = 4
-# Of each such thread, whatever the system's default is: text/schemas.py limits how much of it a schema can take.
-_STACK_BYTES = 16 << 20
-# Characters of a grammar: what one constraint may have, spelled with escapes. The schemas of many tools may pass it.
-_MAX_GRAMMAR = 1 << 21
-# Compiled grammars that are kept; the largest that the limits below allow takes some 50 MB.
+# More than in the processes, so that what did not overflow it there does not here.
+_STACK_BYTES = STACK_BYTES + (8 << 20)
+# Compiled grammars that are kept; the largest that the limits allow takes some 50 MB.
 _CACHE_SIZE = 32
-# Schemas tried one by one to find the part at fault, and for how long (of a core's time, so that a busy machine finds
-# the same part).
-_MAX_TRIES, _LOCATE_SECONDS = 100, 0.5
-# llguidance's limits. Its defaults let one mask take 30 ms and one compilation more than a second.
-_LIMITS = {
-    "initial_lexer_fuel": 500_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 20_000,
-    "max_lexer_states": 50_000,
-    "max_grammar_size": 50_000,
-}
 # A first mask that takes more processor time than this tells that later ones may, too.
 _SLOW_SECONDS = 0.001
 # A copy that takes less is made on the event loop. 128 samples of a request take as many.
 _LIGHT_SECONDS = 0.0001
-_NOTHING = "no text meets it"
 
 
 class GrammarTokens:
@@ -90,8 +64,9 @@ class GrammarTokens:
         self.control_tokens = tokenizer.control_tokens
         self.think_open, self.think_close = tokenizer.think_open_id, tokenizer.think_close_id
         pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.n_ids)]
-        self._vocabulary = Vocabulary(pieces, tokenizer.added_tokens, tokenizer.eos_ids)
-        self._n_bytes = self._vocabulary.n_words * 4
+        self.token_bytes = TokenBytes.of(pieces, tokenizer.added_tokens, tokenizer.eos_ids)
+        self.vocabulary = Vocabulary(self.token_bytes)
+        self._n_bytes = self.vocabulary.n_words * 4
         ends = frozenset(tokenizer.eos_ids)
         self.end_mask = self.mask(ends)
         self.free_mask = self.mask(i for i, piece in enumerate(pieces) if piece and i not in ends)
@@ -105,7 +80,7 @@ class GrammarTokens:
         return bytes(bits)
 
     def matcher(self, grammar: str) -> Matcher:
-        return self._vocabulary.matcher(grammar, _LIMITS)
+        return self.vocabulary.matcher(grammar, LIMITS)
 
 
 class Constraint:
@@ -196,217 +171,103 @@ def _either(a: bytes, b: bytes) -> bytes:
     return (int.from_bytes(a, "little") | int.from_bytes(b, "little")).to_bytes(len(a), "little")
 
 
-@dataclass(eq=False)
-class _Compilation:
-    pool: ThreadPoolExecutor
-    started: list[float] = field(default_factory=list)  # when, once a thread has it
-    alarm: asyncio.TimerHandle | None = None
-
-
 class Constraints:
     """Compiles constraints for one model."""
 
-    def __init__(self, tokenizer: Tokenizer, tokens: GrammarTokens | None = None) -> None:
-        """tokens: made already, while the model was loaded."""
+    def __init__(
+        self, tokenizer: Tokenizer, tokens: GrammarTokens | None = None, compilers: Compilers | None = None
+    ) -> None:
+        """tokens: made already, while the model was loaded. compilers: instead of its own."""
         self._tokenizer = tokenizer
         self._tokens = tokens
+        self._compilers = compilers or Compilers(self._vocabulary)
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile-constraint")
         self._n_waiting = 0
-        self._overdue: set[_Compilation] = set()
         self._cache: OrderedDict[bytes, Constraint | RequestError] = OrderedDict()
 
     async def compile(self, spec: ConstraintSpec) -> Constraint:
-        """Raises RequestError for a constraint that cannot be met, EngineError where too many wait."""
+        """Raises RequestError for a constraint that cannot be met or compiled, EngineError where too many wait."""
         if self._n_waiting >= _MAX_WAITING:
             raise EngineError(Status.QUEUE_FULL, "Too many constraints wait to be compiled; try again later.")
-        if len(self._overdue) >= _MAX_OVERDUE:
-            raise EngineError(
-                Status.QUEUE_FULL, "Too many constraints that take too long are still being compiled; try again later."
-            )
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile-constraint")
-        compilation = _Compilation(self._pool)
         default = threading.stack_size(_STACK_BYTES)
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, spec, compilation.started)
+            job = self._pool.submit(self._compile, spec)
         finally:
             threading.stack_size(default)
+        future = asyncio.wrap_future(job)
         self._n_waiting += 1
-        self._watch(compilation)
-        future.add_done_callback(partial(self._done, compilation))
+        future.add_done_callback(self._done)
         try:
-            async with asyncio.timeout(COMPILE_SECONDS):
-                return await asyncio.shield(future)
-        except TimeoutError:
-            if not compilation.started:
-                future.cancel()
-                raise EngineError(Status.QUEUE_FULL, "Too many constraints are being compiled; try later.") from None
-            if not future.done():  # it may have ended in this very turn of the loop
-                self._go_on_without(compilation)
-            raise RequestError(
-                f"{spec.param} takes longer than {COMPILE_SECONDS:g} s to compile; make it simpler.",
-                spec.param,
-                "constraint_too_complex",
-            ) from None
+            await asyncio.wait((future,), timeout=_WAIT_SECONDS)
+            if job.cancel():  # no thread has it yet
+                raise EngineError(Status.QUEUE_FULL, "Too many constraints are being compiled; try later.")
+            return await future
         except asyncio.CancelledError:
-            if not compilation.started:  # behind one that never ends it would count as waiting for ever
-                future.cancel()
+            future.cancel()
             raise
         finally:
             # A refusal's traceback has this frame, and the future holds it: a cycle, that keeps all that was read.
-            del future
+            del future, job
 
-    def _watch(self, compilation: _Compilation) -> None:
-        """Looks again when its time is over, whether its request still waits or not."""
-        left = COMPILE_SECONDS
-        if compilation.started:
-            left += compilation.started[0] - time.monotonic()
-        if left > 0:
-            compilation.alarm = asyncio.get_running_loop().call_later(left, self._watch, compilation)
-        else:
-            self._go_on_without(compilation)
-
-    def _go_on_without(self, compilation: _Compilation) -> None:
-        self._overdue.add(compilation)
-        if self._pool is compilation.pool:
-            self._pool = None
-            compilation.pool.shutdown(wait=False)  # what waits there has what is left of its time
-
-    def _done(self, compilation: _Compilation, future: asyncio.Future[Constraint]) -> None:
+    def _done(self, future: asyncio.Future[Constraint]) -> None:
         self._n_waiting -= 1
-        self._overdue.discard(compilation)
-        if compilation.alarm is not None:
-            compilation.alarm.cancel()
         if not future.cancelled():
             future.exception()  # retrieved, also where nobody waits any more
 
     def close(self) -> None:
-        """Ends the threads; what is being compiled is not waited for."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """Ends processes and threads, what they compile too."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._compilers.close()
 
     # -------------------------------------------------------------------------------------------- the threads' side
 
-    def _compile(self, spec: ConstraintSpec, started: list[float]) -> Constraint:
-        started.append(time.monotonic())
+    def _compile(self, spec: ConstraintSpec) -> Constraint:
+        tokens = self._ready()
+        try:
+            text = write_spec(spec)
+        except (UnicodeEncodeError, RecursionError):
+            with contextlib.suppress(UnicodeEncodeError, RecursionError):
+                build(spec, tokens.control_tokens)  # names the fault
+            raise RequestError(f"{spec.param} cannot be written as JSON.", spec.param, "invalid_constraint") from None
+        # Constraints are told apart by their JSON: to check a large one and to write its grammar takes Python a hundred
+        # times as long.
+        key = hashlib.sha256(text).digest()
         with self._lock:
-            if self._tokens is None:
-                self._tokens = GrammarTokens(self._tokenizer)
-        key = _fingerprint(spec)
-        with self._lock:
-            known = None if key is None else self._cache.get(key)
-            if key is not None and known is not None:
+            known = self._cache.get(key)
+            if known is not None:
                 self._cache.move_to_end(key)
         if known is None:
-            known = _compiled(self._tokens, _grammar(spec, self._tokens))
+            known = _compiled(tokens, self._compilers, text, spec.param)
             with self._lock:
-                if key is not None:
-                    self._cache[key] = known
+                self._cache[key] = known
                 while len(self._cache) > _CACHE_SIZE:
                     self._cache.popitem(last=False)
         if isinstance(known, RequestError):
             raise RequestError(str(known), known.param, known.code)
         return known
 
+    def _ready(self) -> GrammarTokens:
+        with self._lock:
+            if self._tokens is None:
+                self._tokens = GrammarTokens(self._tokenizer)
+            return self._tokens
 
-def _fingerprint(spec: ConstraintSpec) -> bytes | None:
-    """Tells constraints apart by their JSON: to check a large one and to write its grammar takes Python a hundred times
-    as long. None: it is no JSON, so it is like no other."""
-    try:
-        return hashlib.sha256(msgspec.json.encode(spec)).digest()
-    except (UnicodeEncodeError, RecursionError):
-        return None  # building its grammar will name the fault
-
-
-def _grammar(spec: ConstraintSpec, tokens: GrammarTokens) -> Grammar:
-    try:
-        grammar = build_grammar(spec, tokens.control_tokens)
-    except TextError as error:
-        raise RequestError(str(error), error.param, "invalid_constraint") from None
-    if "\0" in grammar.text:  # it would end the text in llguidance's C interface
-        raise RequestError(
-            f"{spec.param} has a NUL character; write it as an escape.", spec.param, "invalid_constraint"
-        )
-    if len(grammar.text) > _MAX_GRAMMAR:
-        raise RequestError(
-            f"{spec.param} is too large: its grammar has {len(grammar.text)} characters, the limit is {_MAX_GRAMMAR}.",
-            spec.param,
-            "invalid_constraint",
-        )
-    return grammar
+    def _vocabulary(self) -> tuple[TokenBytes, dict[str, int]]:
+        tokens = self._ready()
+        return tokens.token_bytes, dict(tokens.control_tokens)
 
 
-def _compiled(tokens: GrammarTokens, grammar: Grammar) -> Constraint | RequestError:
-    matcher = tokens.matcher(grammar.text)
-    fault = _fault(matcher)
-    if fault is None:
-        begin = time.thread_time()
-        mask = matcher.mask()
-        slow = time.thread_time() - begin > _SLOW_SECONDS
-        fault = _fault(matcher)
-        if mask is not None and fault is None:
-            if any(mask):
-                begin = time.thread_time()
-                matcher.clone()
-                light = time.thread_time() - begin < _LIGHT_SECONDS
-                return Constraint(tokens, matcher, mask, grammar.param, slow=slow, light=light)
-            fault = _NOTHING
-    place, fault = grammar.param, fault or _NOTHING
-    if grammar.schemas:
-        place, fault = _locate(tokens, grammar.schemas, place, fault)
-    return RequestError(f"{place} cannot be used as a constraint: {fault}.", place, "invalid_constraint")
-
-
-def _locate(tokens: GrammarTokens, schemas: Sequence[tuple[str, Any]], place: str, fault: str) -> tuple[str, str]:
-    """The innermost schema that is at fault by itself, and its fault."""
-    deadline = time.thread_time() + _LOCATE_SECONDS
-    tries = _MAX_TRIES
-    found, parts = place, list(schemas)
-    root: dict[str, Any] = {}
-    while parts:
-        for where, schema in parts:
-            tries -= 1
-            if tries < 0 or time.thread_time() > deadline:
-                return found, fault
-            alone = {**root, **schema} if isinstance(schema, dict) else schema
-            reason = _fault(tokens.matcher(schema_grammar(alone)))
-            if reason is not None:
-                found, fault = where, reason
-                root = root or definitions(schema)
-                # The schema false is at fault nowhere by itself: it says what must not be there.
-                parts = [(where + inner, each) for inner, each in subschemas(schema) if each is not False]
-                break
-        else:
-            return found, fault
-    return found, fault
-
-
-def _fault(matcher: Matcher) -> str | None:
-    """Why a matcher cannot be used, in one line: llguidance's sentence without the grammar that it quotes."""
-    text = matcher.error()
-    if text is None:
-        return None if not matcher.is_stopped() or matcher.is_accepting() else _NOTHING
-    if text.startswith("NoExtension"):
-        return _NOTHING
-    explained = re.findall(r"^error: (.*)$", text, re.M)  # the expression parser points at the place, then explains
-    if explained:
-        text = explained[0]
-    else:
-        text = text.replace("<non-verbose/>", "").strip().split("\n", 1)[0]
-        text = re.sub(r"^at \d+\(\d+\): ", "", text).removeprefix("failed to compile JSON schema: ")
-    text = re.sub(r"; following special tokens are available:.*", "", text)
-    for sentence, clearer in _SENTENCES:
-        text = sentence.sub(clearer, text)
-    return text[:300].rstrip(". ")
-
-
-# Sentences of llguidance that speak of its own options, or say nothing of what to do.
-_SENTENCES = (
-    (re.compile(r"^Unimplemented keys: \[(.*)\]$"), r"what \1 says cannot be enforced; leave it out"),
-    (re.compile(r"^Unknown format: (.*)$"), r'the format "\1" is not known; leave it out, or send a pattern'),
-    (
-        re.compile(r"^oneOf constraints are not supported.*"),
-        "the schemas of oneOf do not exclude each other visibly; use anyOf",
-    ),
-)
+def _compiled(tokens: GrammarTokens, compilers: Compilers, text: bytes, param: str) -> Constraint | RequestError:
+    """text: the constraint as JSON."""
+    reply = compilers.ask(text, param)
+    if reply.grammar is None:
+        return RequestError(reply.fault, reply.param, "invalid_constraint")
+    compiled = compile_grammar(tokens.vocabulary, reply.grammar)
+    if isinstance(compiled, str):
+        return unusable(param, compiled)
+    begin = time.thread_time()
+    compiled.matcher.clone()
+    light = time.thread_time() - begin < _LIGHT_SECONDS
+    slow = compiled.mask_seconds > _SLOW_SECONDS
+    return Constraint(tokens, compiled.matcher, compiled.first_mask, param, slow=slow, light=light)

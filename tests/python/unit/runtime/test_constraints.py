@@ -11,16 +11,19 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import odd_compiler
+import psutil
 import pytest
 from patience import PATIENCE, until, wait_until
 from serving import TextParts, load_text
 
 from qwen3app.abi.matchers import Matcher
 from qwen3app.abi.types import Event
+from qwen3app.compiler.messages import Reply
+from qwen3app.compiler.process import Compilers
 from qwen3app.errors import AppError, EngineError, RequestError, Status
 from qwen3app.runtime import constraints as module
 from qwen3app.runtime.constraints import Constraint, Constraints, GrammarTokens, Phase, SampleConstraint
@@ -32,44 +35,33 @@ from qwen3app.text.grammars import MAX_CHARACTERS, MAX_CHOICES, MAX_DEPTH, Const
 COMPACT = {"white_space": False}
 
 
-class SlowCompiling:
-    """Compilations of what has "slow" in it take until `release` is set, and time is over when `expire` says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.release = threading.Event()
-        self.begun: list[str] = []
-        self.times: list[asyncio.Timeout] = []
-        self._compiled = module._compiled
-        monkeypatch.setattr(module, "_compiled", self._compile)
-        monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": self._timeout}))
-        monkeypatch.setattr(module, "COMPILE_SECONDS", 4 * PATIENCE)
-
-    def expire(self) -> None:
-        """The last request's time."""
-        self.times[-1].reschedule(asyncio.get_running_loop().time())
-
-    def _timeout(self, _seconds: float) -> asyncio.Timeout:
-        self.times.append(asyncio.timeout(None))
-        return self.times[-1]
-
-    def _compile(self, tokens: GrammarTokens, grammar: Any) -> Constraint | RequestError:
-        if "slow" in grammar.text:
-            self.begun.append(grammar.text)
-            self.release.wait(4 * PATIENCE)
-        return self._compiled(tokens, grammar)
-
-
 @pytest.fixture
-def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowCompiling]:
-    slow = SlowCompiling(monkeypatch)
-    yield slow
-    slow.release.set()
+def odd(
+    monkeypatch: pytest.MonkeyPatch, text_parts: TextParts, tokens: GrammarTokens
+) -> Iterator[tuple[Constraints, Compilers]]:
+    """Constraints of one thread, whose process does what odd_compiler.py says. They may take their time."""
+    monkeypatch.setattr(module, "_THREADS", 1)
+    monkeypatch.setattr(module, "_WAIT_SECONDS", 4 * PATIENCE)
+    compilers = Compilers(
+        lambda: (tokens.token_bytes, dict(tokens.control_tokens)), seconds=4 * PATIENCE, command=odd_compiler.COMMAND
+    )
+    constraints = Constraints(text_parts.tokenizer, tokens, compilers)
+    yield constraints, compilers
+    constraints.close()
+
+
+def regex(value: str) -> ConstraintSpec:
+    return ConstraintSpec("regex", value, "p")
 
 
 @pytest.fixture(scope="module")
-def official() -> Constraints:
+def official() -> Iterator[Constraints]:
     tokenizer = load_text(Path(__file__).parents[3] / "data" / "qwen3").tokenizer
-    return Constraints(tokenizer, GrammarTokens(tokenizer))  # made here: compiling has a limit of time
+    tokens = GrammarTokens(tokenizer)
+    compilers = Compilers(lambda: (tokens.token_bytes, dict(tokens.control_tokens)), seconds=4 * PATIENCE)
+    constraints = Constraints(tokenizer, tokens, compilers)
+    yield constraints
+    constraints.close()
 
 
 class Walk:
@@ -319,14 +311,16 @@ async def test_other_kinds_have_their_faults_too(constraints: Constraints, kind:
         assert len(str(caught.value)) < 600
 
 
-async def test_what_is_known_is_not_built_again(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[str] = []
+async def test_what_is_known_is_not_compiled_again(
+    constraints: Constraints, compilers: Compilers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
 
-    def counting(spec: ConstraintSpec, controls: Any) -> Any:
-        built.append(spec.param)
-        return grammars.build_grammar(spec, controls)
+    def counting(constraint: bytes, param: str) -> Reply:
+        asked.append(param)
+        return Compilers.ask(compilers, constraint, param)
 
-    monkeypatch.setattr(module, "build_grammar", counting)
+    monkeypatch.setattr(compilers, "ask", counting)
     tools = tool_call_spec([("f", {"properties": {"a": {"type": "integer"}}})], parallel=True, free_text=True)
     specs = [
         ConstraintSpec("json", {"enum": [1]}, "p"),
@@ -341,7 +335,7 @@ async def test_what_is_known_is_not_built_again(constraints: Constraints, monkey
     again = [await constraints.compile(spec) for spec in specs]
     assert all(a is b for a, b in zip(first, again, strict=True))
     assert len(set(map(id, first))) == len(specs)
-    assert built == [spec.param for spec in specs]
+    assert asked == [spec.param for spec in specs]
     for place in ("p", "q"):  # a fault is told with the place of its own request
         for _ in range(2):
             with pytest.raises(RequestError) as caught:
@@ -349,11 +343,29 @@ async def test_what_is_known_is_not_built_again(constraints: Constraints, monkey
             assert caught.value.param == place and place in str(caught.value)
 
 
-async def test_what_is_no_json_is_like_no_other(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_fingerprint", lambda spec: None)
-    first, second = [await constraints.compile(ConstraintSpec("choice", [text], "p")) for text in ("a", "b")]
-    masks = [Walk(each.sample(thinking=False, may_think=False)).mask for each in (first, second)]
-    assert first is not second and masks[0] != masks[1]
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"items": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [
+        ("json", nested(5000), "nested more than"),
+        ("json", {"const": "\ud800"}, "cannot be written as JSON"),
+        ("choice", nested(5000), "must be a list"),
+        ("regex", "\ud800", "surrogate"),
+    ],
+)
+async def test_what_is_no_json_has_its_fault_named(
+    constraints: Constraints, kind: Any, value: Any, reason: str
+) -> None:
+    with pytest.raises(RequestError, match=reason) as caught:
+        await constraints.compile(ConstraintSpec(kind, value, "p"))
+    assert caught.value.param is not None and caught.value.param.startswith("p")
+    assert caught.value.code == "invalid_constraint"
 
 
 async def test_nul_characters_are_kept_where_they_can_be_written(
@@ -365,86 +377,78 @@ async def test_nul_characters_are_kept_where_they_can_be_written(
         assert text == ('"a\\u0000b"' if kind == "json" else "a\0b")
 
 
-async def test_a_slow_compilation_is_refused_and_the_others_go_on(
-    constraints: Constraints, compiling: SlowCompiling, monkeypatch: pytest.MonkeyPatch
+async def test_what_never_compiles_costs_its_own_request_alone(
+    odd: tuple[Constraints, Compilers], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_THREADS", 2)
-    slow_one = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow1", "p")))
-    await until(lambda: len(compiling.begun) == 1)
-    compiling.expire()
-    with pytest.raises(RequestError, match="takes longer than"):
-        await slow_one
-    assert isinstance(await constraints.compile(ConstraintSpec("regex", "quick", "p")), Constraint)
-    others = [asyncio.create_task(constraints.compile(ConstraintSpec("regex", f"slow{i}", "p"))) for i in (2, 3)]
-    await until(lambda: len(compiling.begun) == 3)
-    waiting = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "quick2", "p")))
-    await until(lambda: len(compiling.times) == 5)
-    compiling.expire()
-    with pytest.raises(EngineError) as caught:  # both threads are busy
-        await waiting
+    constraints, compilers = odd
+    known = await constraints.compile(regex("ab"))
+    for value, reason in (
+        (f"hangs {tmp_path}/begun", "takes longer than 0.2 s"),
+        ("crashes", "SIGSEGV"),
+        ("ends", "SIGKILL"),
+    ):
+        if value.startswith("hangs"):
+            compilers._seconds = 0.2
+        before = {thread.name for thread in threading.enumerate()}
+        (child,) = [process._process.pid for process in compilers._all]
+        for _ in range(2):  # such an end is not kept: another time it may go well
+            with pytest.raises(RequestError, match=reason) as caught:
+                await constraints.compile(regex(value))
+            assert caught.value.param == "p" and caught.value.code == "constraint_too_complex"
+            assert reason in caplog.text
+        compilers._seconds = 4 * PATIENCE
+        assert not psutil.pid_exists(child) and not compilers._all
+        assert {thread.name for thread in threading.enumerate()} <= before
+        assert await constraints.compile(regex("ab")) is known and not compilers._all
+        assert isinstance(await constraints.compile(regex(f"then {value}")), Constraint)
+
+
+async def test_who_finds_no_thread_in_time_is_told_to_try_later(
+    odd: tuple[Constraints, Compilers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints, _ = odd
+    first = asyncio.create_task(constraints.compile(regex(f"waits {tmp_path}/begun")))
+    await until((tmp_path / "begun").exists)
+    monkeypatch.setattr(module, "_WAIT_SECONDS", 0.05)
+    with pytest.raises(EngineError, match="being compiled; try later") as caught:
+        await constraints.compile(regex("quick"))
     assert caught.value.status == Status.QUEUE_FULL
-    compiling.release.set()
-    for other in others:
-        assert isinstance(await other, Constraint)
-    constraints.close()
-
-
-async def test_compilations_past_their_time_keep_their_threads_and_nothing_else(
-    constraints: Constraints, compiling: SlowCompiling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_THREADS", 1)
-    for i in range(module._MAX_OVERDUE):
-        with monkeypatch.context() as patch:
-            if i % 2 == 0:  # its request ends before its time does
-                patch.setattr(module, "COMPILE_SECONDS", 0.1)
-            task = asyncio.create_task(constraints.compile(ConstraintSpec("regex", f"slow{i}", "p")))
-            await until(lambda n=i: len(compiling.begun) == n + 1)  # type: ignore[misc]
-            if i % 2 == 0:
-                task.cancel()
-            else:
-                compiling.expire()
-                with pytest.raises(RequestError, match="takes longer than"):
-                    await task
-            await until(lambda n=i: len(constraints._overdue) == n + 1)  # type: ignore[misc]
-        if i + 1 < module._MAX_OVERDUE:  # the one thread is taken; another compiles
-            assert isinstance(await constraints.compile(ConstraintSpec("regex", f"quick{i}", "p")), Constraint)
-    with pytest.raises(EngineError, match="still being compiled") as caught:
-        await constraints.compile(ConstraintSpec("regex", "quick", "p"))
+    monkeypatch.setattr(module, "_MAX_WAITING", 1)
+    await until(lambda: constraints._n_waiting == 1)
+    with pytest.raises(EngineError, match="wait to be compiled") as caught:
+        await constraints.compile(regex("quick"))
     assert caught.value.status == Status.QUEUE_FULL
-    compiling.release.set()
-    await until(lambda: not constraints._overdue)
-    assert isinstance(await constraints.compile(ConstraintSpec("regex", "quick", "p")), Constraint)
-    constraints.close()
-
-
-async def test_a_compilation_that_ends_with_its_time_is_not_overdue(
-    constraints: Constraints, compiling: SlowCompiling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_THREADS", 1)
-    task = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow", "p")))
-    await until(lambda: len(compiling.begun) == 1)
-    assert constraints._pool is not None
-    behind = constraints._pool.submit(int)
-    compiling.release.set()
-    behind.result(PATIENCE)  # the thread is done with the constraint, which the loop has not seen
-    compiling.expire()
-    with pytest.raises(RequestError, match="takes longer than"):
-        await task
-    assert not constraints._overdue
+    (tmp_path / "begun").unlink()
+    assert isinstance(await first, Constraint)
+    await until(lambda: constraints._n_waiting == 0)
 
 
 async def test_a_request_that_ends_while_it_waits_to_be_compiled_waits_no_more(
-    constraints: Constraints, compiling: SlowCompiling, monkeypatch: pytest.MonkeyPatch
+    odd: tuple[Constraints, Compilers], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "_THREADS", 1)
-    first = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "slow", "p")))
-    await until(lambda: len(compiling.begun) == 1)
-    second = asyncio.create_task(constraints.compile(ConstraintSpec("regex", "quick", "p")))
+    constraints, _ = odd
+    first = asyncio.create_task(constraints.compile(regex(f"waits {tmp_path}/begun")))
+    await until((tmp_path / "begun").exists)
+    second = asyncio.create_task(constraints.compile(regex(f"hangs {tmp_path}/second")))
     await until(lambda: constraints._n_waiting == 2)
     second.cancel()
     await until(lambda: constraints._n_waiting == 1)
-    compiling.release.set()
+    (tmp_path / "begun").unlink()
     assert isinstance(await first, Constraint)
+    assert isinstance(await constraints.compile(regex("third")), Constraint)
+    assert not (tmp_path / "second").exists()
+
+
+async def test_closing_ends_what_is_being_compiled(odd: tuple[Constraints, Compilers], tmp_path: Path) -> None:
+    constraints, compilers = odd
+    task = asyncio.create_task(constraints.compile(regex(f"hangs {tmp_path}/begun")))
+    await until((tmp_path / "begun").exists)
+    (child,) = [process._process.pid for process in compilers._all]
+    constraints.close()
+    with pytest.raises(EngineError) as caught:
+        await task
+    assert caught.value.status == Status.CLOSED
+    assert not psutil.pid_exists(child)
 
 
 async def test_what_a_refused_request_held_is_let_go_of_at_once(constraints: Constraints) -> None:
