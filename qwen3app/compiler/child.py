@@ -34,7 +34,7 @@ from qwen3app.compiler.messages import LENGTH, OUT_OF_MEMORY, Reply, Setup, fram
 from qwen3app.errors import RequestError, UsageError
 
 # Of the processor, for one compilation: far more than a server waits, for a child that has no server any more.
-_CPU_SECONDS = 60
+_CPU_SECONDS = 20
 
 
 def run_child() -> NoReturn:

@@ -90,7 +90,7 @@ class Runtime:
             self.cut_off()
             await self._wait_idle(_CANCEL_SECONDS)
         self._unwatch()
-        self.constraints.close()
+        await asyncio.to_thread(self.constraints.close)
         await asyncio.to_thread(self._masks.close)
         for generation in list(self._active):
             self._abandon(generation, _closed("The server is shutting down."))

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from patience import PATIENCE, wait_until
+
+from qwen3app.compiler import COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +43,20 @@ class RealServer:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(timeout)
+
+
+def compilers_of(pid: int) -> list[psutil.Process]:
+    """The processes that compile constraints for a server."""
+    children = psutil.Process(pid).children()
+    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[-1] == COMMAND]
+
+
+def gone(process: psutil.Process) -> bool:
+    """It has ended; a name may be left where nobody has waited for it."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 StartServer = Callable[..., RealServer]

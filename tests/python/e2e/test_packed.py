@@ -18,6 +18,7 @@ import pytest
 from fake_hub import FakeHub
 from patience import PATIENCE, wait_until
 from scripted_server import call, scripted, words
+from served import compilers_of, gone
 from tmux_screen import Screen
 
 from .conftest import ROOT, Run, Serve, clean_environment
@@ -177,6 +178,30 @@ def test_one_process_serves_and_kill_9_leaves_nothing(serve: Serve, tiny_model_d
     wait_until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/health", timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_constraints_are_compiled_by_a_process_that_ends_with_the_server(
+    serve: Serve, tiny_model_dir: Path, temporary: Path, number: signal.Signals
+) -> None:
+    server = serve("--model", str(tiny_model_dir))
+
+    def choose(word: str) -> httpx.Response:
+        body = {"prompt": "Well?", "max_tokens": 8, "guided_choice": [word]}
+        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+
+    assert choose("yes").json()["choices"][0]["text"] == "yes"
+    (compiler,) = compilers_of(server.process.pid)
+    compiler.send_signal(signal.SIGSTOP)
+    reply = choose("no")
+    assert reply.status_code == 400 and "takes longer than 5 s" in reply.text and gone(compiler)
+    assert choose("no").json()["choices"][0]["text"] == "no"
+    (compiler,) = compilers_of(server.process.pid)
+    server.process.send_signal(number)
+    server.process.wait(PATIENCE)
+    wait_until(lambda: gone(compiler), "the process lives on")
+    wait_until(lambda: not list(temporary.iterdir()), "the unpacked folder is still there")
+    assert "Traceback" not in server.log
 
 
 def test_what_a_killed_cleaner_left_is_removed_at_the_next_start(

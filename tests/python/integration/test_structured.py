@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,8 +16,8 @@ import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import PATIENCE
-from served import RealServer, StartServer
+from patience import PATIENCE, wait_until
+from served import RealServer, StartServer, compilers_of, gone
 
 CLOSED = {"additionalProperties": False}
 PERSON = {
@@ -402,3 +403,35 @@ def test_the_official_client_parses_answers(real_server: RealServer, stream: boo
     message = completion.choices[0].message
     assert isinstance(message.parsed, Answer)
     assert message.parsed == Answer.model_validate_json(message.content or "")
+
+
+def test_a_compilation_that_stands_still_is_ended_alone(start_server: StartServer, tiny_model_dir: Path) -> None:
+    """Its process takes no more than its time, and the request after it gets another one."""
+    server = start_server(tiny_model_dir)
+    free = {"max_tokens": 8}
+    assert chat(server, **free).status_code == 200
+    assert compilers_of(server.process.pid) == [], "free answers need none"
+    assert choices(chat(server, guided_choice=["yes"]))[0]["message"]["content"] == "yes"
+    (compiler,) = compilers_of(server.process.pid)
+    compiler.send_signal(signal.SIGSTOP)
+    assert choices(chat(server, guided_choice=["yes"]))[0]["message"]["content"] == "yes", "it is known"
+    reply = chat(server, guided_choice=["no"])
+    assert reply.status_code == 400 and gone(compiler)
+    error = reply.json()["error"]
+    assert error["message"] == "guided_choice takes longer than 5 s to compile; make it simpler."
+    assert (error["param"], error["code"]) == ("guided_choice", "constraint_too_complex")
+    assert "a process that compiles constraints was ended" in server.log
+    assert choices(chat(server, guided_choice=["no"]))[0]["message"]["content"] == "no"
+    assert len(compilers_of(server.process.pid)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_servers_compiler_ends_with_it(
+    start_server: StartServer, tiny_model_dir: Path, number: signal.Signals
+) -> None:
+    server = start_server(tiny_model_dir)
+    choices(chat(server, guided_choice=["yes"]))
+    (compiler,) = compilers_of(server.process.pid)
+    server.stop(number)
+    wait_until(lambda: gone(compiler), "the process lives on")
+    assert "Traceback" not in server.log

@@ -17,7 +17,7 @@ import odd_compiler
 import psutil
 import pytest
 from patience import PATIENCE, wait_until
-from served import ROOT
+from served import ROOT, gone
 from serving import load_text
 
 from qwen3app.abi.matchers import TokenBytes
@@ -73,14 +73,6 @@ def pids(compilers: Compilers) -> list[int]:
 
 def is_well(compilers: Compilers) -> bool:
     return ask(compilers, "grammar", QUICK) == Reply(grammar=QUICK)
-
-
-def gone(pid: int) -> bool:
-    """Ended; what nobody has waited for may be left as a name."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_one_process_answers_all_and_starts_with_the_first(make: Make) -> None:
@@ -208,8 +200,9 @@ def test_one_that_died_while_it_idled_is_no_requests_fault(make: Make) -> None:
     compilers = make()
     assert is_well(compilers)
     (pid,) = pids(compilers)
-    os.kill(pid, signal.SIGSEGV)
-    wait_until(lambda: gone(pid))
+    process = psutil.Process(pid)
+    process.send_signal(signal.SIGSEGV)
+    wait_until(lambda: gone(process))
     assert is_well(compilers) and pids(compilers) != [pid] and len(pids(compilers)) == 1
 
 
@@ -310,10 +303,10 @@ def test_it_ends_with_its_server_however_that_ends(
         child = psutil.Process(int(parent.stdout.readline()))
         if busy:
             wait_until((tmp_path / "begun").exists)
-        assert not gone(child.pid)
+        assert not gone(child)
         parent.kill()
         parent.wait(PATIENCE)
-        wait_until(lambda: gone(child.pid), "the process lives on")
+        wait_until(lambda: gone(child), "the process lives on")
 
 
 def test_a_person_who_starts_it_is_told_so() -> None:
