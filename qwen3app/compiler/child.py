@@ -105,7 +105,10 @@ def _write(replies: int, reply: Reply) -> None:
 
 def _data_bytes() -> int:
     """What counts for RLIMIT_DATA: memory that can be written and is nobody else's, not what is merely reserved."""
-    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except OSError:  # no /proc is mounted
+        return 0
 
 
 def _limit(what: int, value: int) -> None:

@@ -29,7 +29,7 @@ import msgspec
 from qwen3app.text.errors import TextError
 
 # Levels of JSON that references may lead through, one behind the other. Each takes up to 3.8 KB of stack (a chain of
-# {"items": {"$ref": ...}} ends 8 MiB after 2,250), and constraints.py compiles with 16 MiB.
+# {"items": {"$ref": ...}} ends 8 MiB after 2,250), and compiler/ compiles with 16 MiB.
 MAX_REFERENCE_STEPS = 1500
 MAX_REMAINDERS = 1 << 16  # 0.2 s and 40 MB
 _MAX_EXACT = 1 << 53  # of a number: whole numbers up to here are exact as floats
