@@ -77,7 +77,7 @@ def _compile(messages: SimpleQueue[bytes], replies: int) -> None:
             message = messages.get()
             _limit(resource.RLIMIT_CPU, int(time.process_time()) + _CPU_SECONDS)
             _limit(resource.RLIMIT_DATA, _data_bytes() + setup.memory_bytes)
-            _write(replies, _reply(vocabulary, setup.control_tokens, message))
+            _write(replies, answer(vocabulary, setup.control_tokens, message))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except BaseException:
@@ -86,7 +86,8 @@ def _compile(messages: SimpleQueue[bytes], replies: int) -> None:
         os._exit(1)
 
 
-def _reply(vocabulary: Vocabulary, control_tokens: dict[str, int], message: bytes) -> Reply:
+def answer(vocabulary: Vocabulary, control_tokens: dict[str, int], message: bytes) -> Reply:
+    """message: a constraint as messages.write_spec has it."""
     try:
         return Reply(grammar=check(vocabulary, control_tokens, read_spec(message)))
     except RequestError as error:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
-from patience import PATIENCE
 from serving import TextParts, load_text, make_model
 
-from qwen3app.compiler.process import Compilers
+from qwen3app.compiler.child import answer
+from qwen3app.compiler.messages import Reply
 from qwen3app.runtime import Runtime
 from qwen3app.runtime.constraints import Constraints, GrammarTokens
 from qwen3app.text.generation_config import SamplingDefaults
@@ -26,17 +26,27 @@ def tokens(text_parts: TextParts) -> GrammarTokens:
     return GrammarTokens(text_parts.tokenizer)
 
 
-@pytest.fixture(scope="session")
-def compilers(tokens: GrammarTokens) -> Iterator[Compilers]:
-    """Of all tests, since they take a while to start. However busy the machine is, a compilation may take its time."""
-    shared = Compilers(lambda: (tokens.token_bytes, dict(tokens.control_tokens)), seconds=4 * PATIENCE)
-    yield shared
-    shared.close()
+class CompilersHere:
+    """Compilers without processes: what is compiled, not where, is what most tests are about."""
+
+    def __init__(self, tokens: GrammarTokens) -> None:
+        self._tokens = tokens
+
+    def ask(self, constraint: bytes, param: str) -> Reply:
+        return answer(self._tokens.vocabulary, dict(self._tokens.control_tokens), constraint)
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
-def constraints(text_parts: TextParts, tokens: GrammarTokens, compilers: Compilers) -> Constraints:
-    return Constraints(text_parts.tokenizer, tokens, compilers)
+def compilers(tokens: GrammarTokens) -> CompilersHere:
+    return CompilersHere(tokens)
+
+
+@pytest.fixture
+def constraints(text_parts: TextParts, tokens: GrammarTokens, compilers: CompilersHere) -> Constraints:
+    return Constraints(text_parts.tokenizer, tokens, compilers)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from serving import TextParts, load_text
 
 from qwen3app.abi.matchers import Matcher
 from qwen3app.abi.types import Event
-from qwen3app.compiler.messages import Reply
 from qwen3app.compiler.process import Compilers
 from qwen3app.errors import AppError, EngineError, RequestError, Status
 from qwen3app.runtime import constraints as module
@@ -312,15 +311,11 @@ async def test_other_kinds_have_their_faults_too(constraints: Constraints, kind:
 
 
 async def test_what_is_known_is_not_compiled_again(
-    constraints: Constraints, compilers: Compilers, monkeypatch: pytest.MonkeyPatch
+    constraints: Constraints, compilers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-
-    def counting(constraint: bytes, param: str) -> Reply:
-        asked.append(param)
-        return Compilers.ask(compilers, constraint, param)
-
-    monkeypatch.setattr(compilers, "ask", counting)
+    ask = compilers.ask
+    monkeypatch.setattr(compilers, "ask", lambda constraint, param: asked.append(param) or ask(constraint, param))
     tools = tool_call_spec([("f", {"properties": {"a": {"type": "integer"}}})], parallel=True, free_text=True)
     specs = [
         ConstraintSpec("json", {"enum": [1]}, "p"),
