@@ -45,7 +45,7 @@ def odd_check(vocabulary: Vocabulary, control_tokens: Mapping[str, int], spec: C
     elif word == "errs":
         raise KeyError("a bug")
     elif word == "raves":
-        os.write(int(argument), b"\2\0\0\0??")
+        child.frame = lambda content: b"\2\0\0\0??"
     return _check(vocabulary, control_tokens, spec)
 
 

@@ -119,7 +119,7 @@ def test_what_never_ends_is_ended(make: Make, tmp_path: Path, word: str) -> None
     n_threads = threading.active_count()
     compilers._seconds = 0.2
     assert refusal(compilers, f"{word} {tmp_path}/begun") == "p takes longer than 0.2 s to compile; make it simpler."
-    assert not psutil.pid_exists(pid) and pids(compilers) == [] and threading.active_count() == n_threads
+    assert not psutil.pid_exists(pid) and pids(compilers) == [] and threading.active_count() <= n_threads
     compilers._seconds = PATIENCE
     assert is_well(compilers) and pids(compilers) != [pid]
 
@@ -161,7 +161,7 @@ def test_a_crash_costs_its_own_request_alone(make: Make, tmp_path: Path, value: 
 
 def test_rubbish_is_no_reply(make: Make) -> None:
     compilers = make()
-    assert "could not be compiled" in refusal(compilers, "raves 3")  # where it keeps the pipe of its replies
+    assert "could not be compiled" in refusal(compilers, "raves")
     assert is_well(compilers)
 
 
