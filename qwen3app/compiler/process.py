@@ -25,7 +25,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -80,12 +79,10 @@ class Compilers:
         to be ended, or ended by itself, GenerationError where none can be started, EngineError after `close`."""
         process = self._idling() or self._start()
         try:
-            reply = process.ask(constraint, self._seconds)
+            reply = self._ask(process, constraint, self._seconds)
         except TimeoutError:
-            self._end(process)
             reason = f"{param} takes longer than {self._seconds:g} s to compile; make it simpler."
         except EOFError:
-            self._end(process)
             if process.out_of_memory():
                 reason = f"{param} takes more than {_gib(self._memory_bytes)} of memory to compile; make it simpler."
             else:
@@ -97,8 +94,8 @@ class Compilers:
                 raise GenerationError("The constraint failed, which is a fault of the server; its log says more.")
             return reply
         if self._closed:
-            raise _shutting_down()
-        _log.warning("a process that compiles constraints was ended: %s", reason)
+            raise shutting_down()
+        _log.warning("a process that compiles constraints was ended: %s (%s)", reason, process.said())
         raise RequestError(reason, param, "constraint_too_complex")
 
     def close(self) -> None:
@@ -128,20 +125,27 @@ class Compilers:
         try:
             with self._lock:
                 if self._closed:
-                    raise _shutting_down()
+                    raise shutting_down()
                 process = _Process(self._command)
                 self._all.add(process)
         except OSError as error:
             raise _cannot_start(str(error)) from None
         try:
-            process.ask(setup, _START_SECONDS)
+            self._ask(process, setup, _START_SECONDS)
         except (TimeoutError, EOFError) as error:
-            self._end(process)
             if self._closed:
-                raise _shutting_down() from None
+                raise shutting_down() from None
             how = process.ending if isinstance(error, EOFError) else f"nothing within {_START_SECONDS:g} s"
             raise _cannot_start(f"{how}; {process.said()}") from None
         return process
+
+    def _ask(self, process: _Process, content: bytes, seconds: float) -> Reply:
+        """As the process's own `ask`, whose error is the process's end."""
+        try:
+            return process.ask(content, seconds)
+        except BaseException:
+            self._end(process)
+            raise
 
     def _keep(self, process: _Process) -> None:
         with self._lock:
@@ -160,7 +164,7 @@ def _gib(n: int) -> str:
     return f"{n / 2**30:.2g} GiB"
 
 
-def _shutting_down() -> EngineError:
+def shutting_down() -> EngineError:
     return EngineError(Status.CLOSED, "The server is shutting down.")
 
 
@@ -174,8 +178,6 @@ class _Process:
 
     def __init__(self, command: Sequence[str]) -> None:
         """Raises OSError."""
-        package = str(Path(__file__).parents[2])  # where a Python that is not packed finds this program
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         self._stderr = os.memfd_create("compiler")
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
         try:
@@ -185,7 +187,8 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env={**os.environ, "PYTHONPATH": path},
+                # Of a Python that is not packed: it finds what the server has found, in the same order.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                 start_new_session=True,
             )
         except BaseException:
@@ -223,7 +226,7 @@ class _Process:
                     received += part
         try:
             return msgspec.msgpack.decode(memoryview(received)[LENGTH.size :], type=Reply)
-        except msgspec.MsgspecError:  # it is out of its mind
+        except (msgspec.MsgspecError, RecursionError):  # it is out of its mind
             raise EOFError from None
 
     def alive(self) -> bool:
@@ -254,7 +257,8 @@ class _Process:
             return f"signal {-code}"
 
     def said(self) -> str:
-        return " ".join(self._said.decode("utf-8", "replace").split()) or "it said nothing"
+        words = " ".join(self._said.decode("utf-8", "replace").split())
+        return f"it said: {words}" if words else "it said nothing"
 
     def out_of_memory(self) -> bool:
         return self._process.returncode == OUT_OF_MEMORY or _RUST_OUT_OF_MEMORY in self._said

@@ -14,6 +14,7 @@ from typing import Any
 
 from qwen3app.abi.matchers import Vocabulary
 from qwen3app.compiler import child
+from qwen3app.compiler.messages import frame
 from qwen3app.text.grammars import ConstraintSpec
 
 COMMAND = [sys.executable, str(Path(__file__).resolve())]
@@ -44,8 +45,10 @@ def odd_check(vocabulary: Vocabulary, control_tokens: Mapping[str, int], spec: C
             os.write(descriptor, b"noise " * 100_000)
     elif word == "errs":
         raise KeyError("a bug")
+    elif word == "panics":
+        raise SystemExit(argument)
     elif word == "raves":
-        child.frame = lambda content: b"\2\0\0\0??"
+        child.frame = lambda content: frame(bytes.fromhex(argument))
     return _check(vocabulary, control_tokens, spec)
 
 

@@ -159,10 +159,18 @@ def test_a_crash_costs_its_own_request_alone(make: Make, tmp_path: Path, value: 
     assert is_well(compilers) and pids(compilers) == [its]
 
 
-def test_rubbish_is_no_reply(make: Make) -> None:
+@pytest.mark.parametrize("rubbish", [b"??", b"\x81\xa1x" + b"\x91" * 3000 + b"\xc0"])
+def test_rubbish_is_no_reply(make: Make, rubbish: bytes) -> None:
     compilers = make()
-    assert "could not be compiled" in refusal(compilers, "raves")
-    assert is_well(compilers)
+    assert "could not be compiled" in refusal(compilers, f"raves {rubbish.hex()}")
+    assert is_well(compilers) and len(pids(compilers)) == 1
+
+
+def test_the_log_has_the_last_words_of_one_that_ended(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    compilers = make()
+    refusal(compilers, "panics at step 7")
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and "exit code 1" in record.message and "at step 7" in record.message
 
 
 def test_memory_has_a_limit(make: Make) -> None:
@@ -266,6 +274,37 @@ def test_it_finds_this_program_wherever_it_is_started(
     (tmp_path / "qwen3app.py").write_text("raise SystemExit('the wrong one')")
     monkeypatch.chdir(tmp_path)
     assert is_well(make(command=()))
+
+
+INSTALLED = """
+import pickle, sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+from qwen3app.compiler.messages import write_spec
+from qwen3app.compiler.process import Compilers
+from qwen3app.text.grammars import ConstraintSpec
+vocabulary = pickle.loads(Path(sys.argv[2]).read_bytes())
+compilers = Compilers(lambda: vocabulary)
+print(compilers.ask(write_spec(ConstraintSpec("choice", ["a"], "p")), "p").grammar is not None)
+compilers.close()
+"""
+
+
+def test_what_is_installed_beside_this_program_hides_nothing_of_pythons(
+    tmp_path: Path, vocabulary: tuple[TokenBytes, dict[str, int]]
+) -> None:
+    """Old packages of names that Python has itself by now lie behind Python's own in the server's path."""
+    (tmp_path / "vocabulary").write_bytes(pickle.dumps(vocabulary))
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "qwen3app").symlink_to(ROOT / "qwen3app")
+    (site / "dataclasses.py").write_text("raise SystemExit('the wrong one')")
+    command = [sys.executable, "-P", "-c", INSTALLED, str(site), str(tmp_path / "vocabulary")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 PARENT = """
