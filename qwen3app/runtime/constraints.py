@@ -10,10 +10,10 @@ The rules:
 - An end (EOS) is allowed only where the grammar may end.
 - A control token is never text: it can come only where a grammar names it (`<tool_call>`).
 - A constraint is compiled twice: in a process that can be ended (compiler/process.py), which has limits of time and
-  memory and may crash, and here only what it has compiled. What is known goes through neither.
+  memory and may crash, and here only what it has compiled. What is known goes through neither, and waits for nobody.
 
-Threads: `Constraints.compile` on the event loop; compiling on threads of its own, mostly without Python's lock. A
-SampleConstraint belongs to one thread at a time.
+Threads: `Constraints` on the event loop; compiling on threads of its own, mostly without Python's lock, and one that
+writes constraints as JSON. A SampleConstraint belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from qwen3app.abi.matchers import Matcher, TokenBytes, Vocabulary
 from qwen3app.compiler.checking import LIMITS, STACK_BYTES, build, compile_grammar, unusable
 from qwen3app.compiler.messages import write_spec
-from qwen3app.compiler.process import Compilers
+from qwen3app.compiler.process import Compilers, shutting_down
 from qwen3app.errors import EngineError, RequestError, Status
 from qwen3app.text.grammars import ConstraintSpec
 
@@ -180,19 +180,38 @@ class Constraints:
         """tokens: made already, while the model was loaded. compilers: instead of its own."""
         self._tokenizer = tokenizer
         self._tokens = tokens
+        self._tokens_lock = threading.Lock()
         self._compilers = compilers or Compilers(self._vocabulary)
         self._lock = threading.Lock()
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="read-constraint")
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile-constraint")
+        self._closed = False
         self._n_waiting = 0
         self._cache: OrderedDict[bytes, Constraint | RequestError] = OrderedDict()
 
     async def compile(self, spec: ConstraintSpec) -> Constraint:
-        """Raises RequestError for a constraint that cannot be met or compiled, EngineError where too many wait."""
+        """Raises RequestError for a constraint that cannot be met or compiled, EngineError where too many wait, or
+        after `close`."""
+        if self._closed:
+            raise shutting_down()
+        text = await asyncio.get_running_loop().run_in_executor(self._readers, self._write, spec)
+        # Constraints are told apart by their JSON: to check a large one and to write its grammar takes Python a hundred
+        # times as long.
+        key = hashlib.sha256(text).digest()
+        known = self._known(key) or await self._in_turn(key, text, spec.param)
+        if isinstance(known, RequestError):
+            raise RequestError(str(known), known.param, known.code)
+        return known
+
+    async def _in_turn(self, key: bytes, text: bytes, param: str) -> Constraint | RequestError:
+        """As `_compile` has it, on the next thread that is free."""
+        if self._closed:
+            raise shutting_down()
         if self._n_waiting >= _MAX_WAITING:
             raise EngineError(Status.QUEUE_FULL, "Too many constraints wait to be compiled; try again later.")
         default = threading.stack_size(_STACK_BYTES)
         try:
-            job = self._pool.submit(self._compile, spec)
+            job = self._pool.submit(self._compile, key, text, param)
         finally:
             threading.stack_size(default)
         future = asyncio.wrap_future(job)
@@ -201,6 +220,8 @@ class Constraints:
         try:
             await asyncio.wait((future,), timeout=_WAIT_SECONDS)
             if job.cancel():  # no thread has it yet
+                if self._closed:
+                    raise shutting_down()
                 raise EngineError(Status.QUEUE_FULL, "Too many constraints are being compiled; try later.")
             return await future
         except asyncio.CancelledError:
@@ -210,45 +231,49 @@ class Constraints:
             # A refusal's traceback has this frame, and the future holds it: a cycle, that keeps all that was read.
             del future, job
 
-    def _done(self, future: asyncio.Future[Constraint]) -> None:
+    def _done(self, future: asyncio.Future[Constraint | RequestError]) -> None:
         self._n_waiting -= 1
         if not future.cancelled():
             future.exception()  # retrieved, also where nobody waits any more
 
-    def close(self) -> None:
-        """Ends processes and threads, what they compile too."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._compilers.close()
-
-    # -------------------------------------------------------------------------------------------- the threads' side
-
-    def _compile(self, spec: ConstraintSpec) -> Constraint:
-        tokens = self._ready()
-        try:
-            text = write_spec(spec)
-        except (UnicodeEncodeError, RecursionError):
-            with contextlib.suppress(UnicodeEncodeError, RecursionError):
-                build(spec, tokens.control_tokens)  # names the fault
-            raise RequestError(f"{spec.param} cannot be written as JSON.", spec.param, "invalid_constraint") from None
-        # Constraints are told apart by their JSON: to check a large one and to write its grammar takes Python a hundred
-        # times as long.
-        key = hashlib.sha256(text).digest()
+    def _known(self, key: bytes) -> Constraint | RequestError | None:
         with self._lock:
             known = self._cache.get(key)
             if known is not None:
                 self._cache.move_to_end(key)
+            return known
+
+    async def close(self) -> None:
+        """Ends processes and threads, what they compile too: who waits for it is told that the server shuts down. May
+        be called again."""
+        self._closed = True
+        self._readers.shutdown(wait=False)  # what it still has takes no time
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._compilers.close)
+
+    # -------------------------------------------------------------------------------------------- the threads' side
+
+    def _write(self, spec: ConstraintSpec) -> bytes:
+        """The constraint as JSON. Raises RequestError."""
+        try:
+            return write_spec(spec)
+        except (UnicodeEncodeError, RecursionError):
+            with contextlib.suppress(UnicodeEncodeError, RecursionError):
+                build(spec, self._tokenizer.control_tokens)  # names the fault
+            raise RequestError(f"{spec.param} cannot be written as JSON.", spec.param, "invalid_constraint") from None
+
+    def _compile(self, key: bytes, text: bytes, param: str) -> Constraint | RequestError:
+        known = self._known(key)  # the one before this may have been the same
         if known is None:
-            known = _compiled(tokens, self._compilers, text, spec.param)
+            known = _compiled(self._ready(), self._compilers, text, param)
             with self._lock:
                 self._cache[key] = known
                 while len(self._cache) > _CACHE_SIZE:
                     self._cache.popitem(last=False)
-        if isinstance(known, RequestError):
-            raise RequestError(str(known), known.param, known.code)
         return known
 
     def _ready(self) -> GrammarTokens:
-        with self._lock:
+        with self._tokens_lock:
             if self._tokens is None:
                 self._tokens = GrammarTokens(self._tokenizer)
             return self._tokens

@@ -90,14 +90,15 @@ class Runtime:
             self.cut_off()
             await self._wait_idle(_CANCEL_SECONDS)
         self._unwatch()
-        await asyncio.to_thread(self.constraints.close)
+        await self.constraints.close()
         await asyncio.to_thread(self._masks.close)
         for generation in list(self._active):
             self._abandon(generation, _closed("The server is shutting down."))
 
-    def drain(self) -> None:
-        """From now on new work is refused; what runs goes on."""
+    async def drain(self) -> None:
+        """From now on new work is refused, also what waits for its constraint; what runs goes on."""
         self._draining = True
+        await self.constraints.close()
 
     def cut_off(self) -> None:
         """Ends every generation with an error: half an answer must not look like a whole one."""

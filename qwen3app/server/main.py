@@ -286,7 +286,7 @@ class Life:
         gc.set_threshold(_GC_OBJECTS)
         self.state.serving = Serving(model, runtime)
         if self.state.draining:
-            runtime.drain()
+            await runtime.drain()
         self._log.write("ready", model=self.state.model_name, seconds=round(process_seconds(), 3), page=self._page)
         if sys.stderr.isatty():
             sys.stderr.write(f"\nOpen {self._page} in a browser to chat; programs use {self._page}v1\n\n")
@@ -334,7 +334,7 @@ class Life:
     async def _drain(self) -> None:
         serving = self.state.serving
         if serving is not None:
-            serving.runtime.drain()
+            await serving.runtime.drain()
             deadline = time.monotonic() + self._settings.drain_seconds
             while serving.runtime.n_active and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)

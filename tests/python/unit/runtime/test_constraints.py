@@ -8,7 +8,7 @@ import json
 import random
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,9 @@ COMPACT = {"white_space": False}
 
 
 @pytest.fixture
-def odd(
+async def odd(
     monkeypatch: pytest.MonkeyPatch, text_parts: TextParts, tokens: GrammarTokens
-) -> Iterator[tuple[Constraints, Compilers]]:
+) -> AsyncIterator[tuple[Constraints, Compilers]]:
     """Constraints of one thread, whose process does what odd_compiler.py says. They may take their time."""
     monkeypatch.setattr(module, "_THREADS", 1)
     monkeypatch.setattr(module, "_WAIT_SECONDS", 4 * PATIENCE)
@@ -46,7 +46,7 @@ def odd(
     )
     constraints = Constraints(text_parts.tokenizer, tokens, compilers)
     yield constraints, compilers
-    constraints.close()
+    await constraints.close()
 
 
 def regex(value: str) -> ConstraintSpec:
@@ -60,7 +60,7 @@ def official() -> Iterator[Constraints]:
     compilers = Compilers(lambda: (tokens.token_bytes, dict(tokens.control_tokens)), seconds=4 * PATIENCE)
     constraints = Constraints(tokenizer, tokens, compilers)
     yield constraints
-    constraints.close()
+    asyncio.run(constraints.close())
 
 
 class Walk:
@@ -434,15 +434,54 @@ async def test_a_request_that_ends_while_it_waits_to_be_compiled_waits_no_more(
     assert not (tmp_path / "second").exists()
 
 
-async def test_closing_ends_what_is_being_compiled(odd: tuple[Constraints, Compilers], tmp_path: Path) -> None:
-    constraints, compilers = odd
-    task = asyncio.create_task(constraints.compile(regex(f"hangs {tmp_path}/begun")))
+async def test_what_is_known_waits_for_no_other(odd: tuple[Constraints, Compilers], tmp_path: Path) -> None:
+    constraints, _ = odd
+    known = await constraints.compile(regex("ab"))
+    with pytest.raises(RequestError, match="cannot be used as a constraint") as fault:
+        await constraints.compile(regex("(ab"))
+    first = asyncio.create_task(constraints.compile(regex(f"waits {tmp_path}/begun")))
     await until((tmp_path / "begun").exists)
+    assert await constraints.compile(regex("ab")) is known
+    with pytest.raises(RequestError) as caught:
+        await constraints.compile(regex("(ab"))
+    assert str(caught.value) == str(fault.value)
+    with pytest.raises(RequestError, match="surrogate"):
+        await constraints.compile(regex("\ud800"))
+    assert not first.done()
+    (tmp_path / "begun").unlink()
+    assert isinstance(await first, Constraint)
+
+
+async def test_the_same_constraint_of_many_requests_is_compiled_once(
+    odd: tuple[Constraints, Compilers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints, compilers = odd
+    asked: list[bytes] = []
+    ask = compilers.ask
+    monkeypatch.setattr(compilers, "ask", lambda constraint, param: asked.append(constraint) or ask(constraint, param))
+    spec = regex(f"waits {tmp_path}/begun")
+    tasks = [asyncio.create_task(constraints.compile(spec)) for _ in range(5)]
+    await until((tmp_path / "begun").exists)
+    await until(lambda: constraints._n_waiting == 5)
+    (tmp_path / "begun").unlink()
+    assert len(set(map(id, await asyncio.gather(*tasks)))) == 1 and len(asked) == 1
+
+
+async def test_closing_ends_what_is_being_compiled_and_what_waits(
+    odd: tuple[Constraints, Compilers], tmp_path: Path
+) -> None:
+    constraints, compilers = odd
+    known = regex("ab")
+    await constraints.compile(known)
+    tasks = [asyncio.create_task(constraints.compile(regex(f"hangs {tmp_path}/{i}"))) for i in range(2)]
+    await until(lambda: constraints._n_waiting == 2 and any(tmp_path.iterdir()))
     (child,) = [process._process.pid for process in compilers._all]
-    constraints.close()
-    with pytest.raises(EngineError) as caught:
-        await task
-    assert caught.value.status == Status.CLOSED
+    for _ in range(2):
+        await constraints.close()
+    for waiting in (*tasks, constraints.compile(known)):
+        with pytest.raises(EngineError) as caught:
+            await waiting
+        assert caught.value.status == Status.CLOSED
     assert not psutil.pid_exists(child)
 
 

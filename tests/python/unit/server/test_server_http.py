@@ -8,15 +8,18 @@ import json
 import logging
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
+import odd_compiler
 import pytest
 from fake_engine import FakeEngine, Reply, endless
 from patience import PATIENCE, until
 from serving import FakeLoader, TestServer, TextParts, events_of, make_model, serving
 
 from qwen3app.abi import FinishCode
+from qwen3app.compiler import process
 from qwen3app.errors import ModelError, UsageError
 from qwen3app.guards import GuardSettings
 from qwen3app.runtime import Runtime
@@ -297,6 +300,27 @@ async def test_drain(text_parts: TextParts) -> None:
         assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "one two three four five"
         assert await asyncio.wait_for(asyncio.shield(server.task), PATIENCE) == 0
     assert engine.closed
+
+
+async def test_drain_ends_what_is_being_compiled_and_nothing_else(
+    text_parts: TextParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "child_command", lambda: odd_compiler.COMMAND)
+    engine = FakeEngine()
+    async with serving(make_model(text_parts, engine), drain_seconds=PATIENCE) as server:
+        assert server.life.state.serving is not None
+        server.life.state.serving.runtime.constraints._compilers._seconds = 4 * PATIENCE
+        running = asyncio.create_task(server.chat({}))
+        await until(lambda: engine.requests)
+        compiling = asyncio.create_task(server.chat({"guided_regex": f"hangs {tmp_path}/begun"}))
+        await until((tmp_path / "begun").exists)
+        server.life._on_signal(signal.SIGTERM)
+        refused = await compiling
+        assert (refused.status_code, error_of(refused)["code"]) == (503, "shutting_down")
+        assert not running.done()
+        engine.finish(1, 0, FinishCode.STOP)
+        assert (await running).status_code == 200
+        assert await asyncio.wait_for(asyncio.shield(server.task), PATIENCE) == 0
 
 
 async def test_drain_has_a_limit(text_parts: TextParts) -> None:
