@@ -16,11 +16,9 @@
 // block. Under load the card is at its power limit, so that instructions and bytes cost speed even where no unit is
 // busy.
 //
-// Weights that are read once, up to two tiles of rows, are the first lines that the second-level cache drops, as in all
-// products of few rows; with more rows they are the last.
-//
 // Order of tiles: groups of rows (group_rows); inside a group down the rows first, so that the CTAs at work share
-// inputs and weights in the second-level cache.
+// inputs and weights in the second-level cache. With one group weights are read once, and their lines are the first
+// that this cache drops, as in all products of few rows: inputs and outputs stay. With more groups they are the last.
 #pragma once
 
 #include <algorithm>
@@ -194,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     fewer_registers<24>();
     if (lane == 0 && warp < (S::one_ring ? 1 : 2)) {
       int row_tile, column_tile;
-      const uint64_t policy = S::one_ring ? evict_last() : evict_first();
+      const uint64_t policy = tiles.rows > tiles.group ? evict_last() : evict_first();
       auto load_weights = [&](int block, int at) {
         const uint32_t to = base + S::weights_at + at * S::weight_step;
         mbarrier_expect(full + at * 8, S::weight_bytes + (S::one_ring ? kInputBytes : 0));
