@@ -10,6 +10,8 @@ namespace {
 
 // Rows up to which linear_decode is the fastest; measured on an H200, native/bench/LOG.md. Elsewhere: its limit.
 constexpr int kHopperDecodeRows = 16;
+// Up to here it is as fast as linear_split, and attention, which follows qkv_proj, can begin beside its small CTAs.
+constexpr int kHopperDecodeRowsOfQkv = 32;
 
 }  // namespace
 
@@ -44,7 +46,10 @@ void linear_any(const LinearCall& call, const Context& ctx) {
   // A short K is over before it matters how often inputs are read, except where the alternative is linear_hopper's
   // tiles of 128 rows, too few to fill the SMs.
   const bool split_pays = call.n_in >= 4096 || (call.n_rows > kMaxBatchRows && call.n_rows <= 128);
-  if (split_pays && linear_split_serves(call, ctx)) return linear_split(call, ctx);
+  if (split_pays && linear_split_serves(call, ctx)) {
+    if (call.mode == LinearMode::kStore && call.n_rows <= kHopperDecodeRowsOfQkv) return linear_decode(call, ctx);
+    return linear_split(call, ctx);
+  }
   if (call.n_rows <= kMaxBatchRows) return linear_batch(call, ctx);
   linear_hopper(call, ctx);
 }
