@@ -1,6 +1,8 @@
 // Checks and times every CUDA matrix product. Stand-alone: links pack.cu, linear*.cu, tensor_map.cu and memory.cu.
 //
-//   cuda_linear_bench [check] [chain] [decode] [batch] [prefill] [cublas]     (none: all but cublas)
+//   cuda_linear_bench [check] [chain] [decode] [batch] [prefill] [cublas] [rows=N,...] [only=NAME]
+//
+// Without a name: all but cublas. rows: these row counts alone. only: the variants whose name starts so.
 //
 // check: the generic kernel's output for 1,024 rows against float64 sums, then every kernel and variant at many row
 //   counts against the generic one, bit for bit, poisoned outputs and guards included.
@@ -9,8 +11,8 @@
 //   bursts with pauses: under sustained load the card lowers its clock (to 1,470 MHz at 700 W), and by how much depends
 //   on what ran before.
 // cublas: ours and cuBLAS in turns, in the same bursts, on the same data (normal; other distributions take another
-// power).
-//   cuBLAS writes bf16 and adds nothing. libcublas.so.13 is loaded from where the loader looks.
+//   power). cuBLAS writes bf16 and adds nothing; "same job": it writes float32, and for o and down adds to it (what it
+//   cannot do is to gate: it writes gates and ups as bf16). libcublas.so.13 is loaded from where the loader looks.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -43,6 +45,7 @@ namespace {
 constexpr double kBandwidth = 4.57e12;  // measured read bandwidth of an H200
 constexpr int kGuard = 4096;            // elements after an output that nobody may write
 std::string only;                       // variants whose name starts so; empty: all
+std::vector<int> only_rows;             // row counts; empty: all
 int failures = 0;
 
 template <class T>
@@ -86,6 +89,10 @@ __global__ void fill_float(float* p, size_t n, float deviation, uint64_t salt) {
 }
 __device__ float widen(uint16_t x) {
   return __uint_as_float(static_cast<uint32_t>(x) << 16);
+}
+
+bool wants_rows(int rows) {
+  return only_rows.empty() || std::find(only_rows.begin(), only_rows.end(), rows) != only_rows.end();
 }
 
 struct Count {
@@ -249,7 +256,8 @@ void check_shapes(const Context& base) {
       {"8b gate_up", 12288, 4096, true, 1024}, {"8b down", 4096, 12288, false, 1024},
       {"8b lm_head", 151936, 4096, false, 17},
   };
-  const int row_counts[] = {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 127, 128, 129, 256, 300, 700, 1024};
+  const int row_counts[] = {1,   2,   3,   7,   8,   9,   16,  17,  33,  64,  65,  127,
+                            128, 129, 256, 257, 300, 384, 512, 600, 640, 700, 1024};
   size_t most_w = 0, most_x = 0, most_out = 0;
   for (const Shape& s : shapes) {
     const size_t n_total = static_cast<size_t>(s.n_out) * (s.gate_up ? 2 : 1);
@@ -306,11 +314,11 @@ void check_shapes(const Context& base) {
                     static_cast<int>(mode), c.wrong, c.first / s.n_out, c.first % s.n_out);
       }
       for (const int rows : row_counts) {
-        if (rows > s.most_rows) continue;
+        if (rows > s.most_rows || !wants_rows(rows)) continue;
         for (size_t v = 0; v < variants.size(); v++) {
           if (rows > variants[v].most_rows) continue;
           for (const bool pdl : {false, true}) {
-            if (pdl && (!base.pdl || rows != 17)) continue;
+            if (pdl && (!base.pdl || (rows != 17 && rows != 512))) continue;
             Context ctx = base;
             ctx.pdl = pdl;
             now = variants[v].name + " " + s.name + " rows " + std::to_string(rows) + " mode " +
@@ -425,62 +433,76 @@ double time_graph(const std::function<void()>& enqueue, double budget_us, int co
   return best;
 }
 
+// Each product of a chain reads what the one before wrote: as its inputs, or as what it adds to.
 void check_chain(const Context& base) {
-  const Shape s{"chain", 2048, 2048, true, 1024};
-  const int n = 6;
-  const size_t bytes = packed_bytes(2 * s.n_out, s.n_in, LinearLayout::kGateUp);
+  const int n = 6, n_in = 2048, n_out = 2048, most_rows = 1024;
+  const Shape gating{"gated", n_out, n_in, true, most_rows}, adding{"added", n_out, n_in, false, most_rows};
+  const size_t bytes = packed_bytes(2 * n_out, n_in, LinearLayout::kGateUp);
+  const size_t out_bytes = sizeof(float) * most_rows * n_out;
   bf16* w = allocate<bf16>(n * bytes / 2);
-  bf16* buffers[2] = {allocate<bf16>(1024 * 2048), allocate<bf16>(1024 * 2048)};
-  bf16* x = allocate<bf16>(1024 * 2048);
+  bf16* buffers[2] = {allocate<bf16>(out_bytes / 2), allocate<bf16>(out_bytes / 2)};
+  bf16* x = allocate<bf16>(most_rows * n_in);
   fill_bf16<<<2048, 256, 0, stream>>>(w, n * bytes / 2, 0.033f, 5);
-  fill_bf16<<<2048, 256, 0, stream>>>(x, 1024 * 2048, 1.0f, 1ull << 42);
+  fill_bf16<<<2048, 256, 0, stream>>>(x, most_rows * n_in, 1.0f, 1ull << 42);
   finish();
   int runs = 0, bad = 0;
   float largest = 0;
   for (const Variant& v : all_variants(base.hopper)) {
-    for (const int rows : {1, 8, 16, 64, 256, 700}) {
-      if (rows > v.most_rows) continue;
-      std::vector<bf16> results[2];
-      for (const bool pdl : {false, true}) {
-        now = "chain " + v.name + " rows " + std::to_string(rows);
-        Context ctx = base;
-        ctx.pdl = pdl;
-        auto enqueue = [&] {
-          for (int i = 0; i < n; i++) {
-            v.run(make_call(s, LinearMode::kGateUp, i == 0 ? x : buffers[(i + 1) % 2], rows, w + i * bytes / 2, nullptr,
-                            buffers[i % 2]),
-                  ctx);
-          }
-        };
-        for (bf16* b : buffers) ok(cudaMemsetAsync(b, 0xFF, 1024 * 2048 * 2, stream));
-        enqueue();
-        finish();
-        cudaGraph_t graph;
-        cudaGraphExec_t exec;
-        for (bf16* b : buffers) ok(cudaMemsetAsync(b, 0xFF, 1024 * 2048 * 2, stream));
-        ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        enqueue();
-        ok(cudaStreamEndCapture(stream, &graph));
-        ok(cudaGraphInstantiate(&exec, graph, 0));
-        for (int i = 0; i < 3; i++) ok(cudaGraphLaunch(exec, stream));
-        finish();
-        results[pdl].resize(static_cast<size_t>(rows) * 2048);
-        ok(cudaMemcpy(results[pdl].data(), buffers[(n - 1) % 2], results[pdl].size() * 2, cudaMemcpyDeviceToHost));
-        ok(cudaGraphExecDestroy(exec));
-        ok(cudaGraphDestroy(graph));
-      }
-      runs++;
-      if (results[0] != results[1]) {
-        bad++;
-        failures++;
-        std::printf("PDL DIFFERS: %s\n", now.c_str());
-      }
-      for (const bf16 b : results[0]) {
-        const uint32_t bits = static_cast<uint32_t>(b) << 16;
-        float f;
-        std::memcpy(&f, &bits, 4);
-        if (!std::isfinite(f)) largest = INFINITY;
-        largest = std::max(largest, std::fabs(f));
+    for (const int rows : {1, 8, 16, 64, 256, 512, 700}) {
+      for (const Shape& s : {gating, adding}) {
+        if (rows > v.most_rows || !wants_rows(rows)) continue;
+        std::vector<uint8_t> results[2];
+        for (const bool pdl : {false, true}) {
+          now = std::string("chain ") + s.name + " " + v.name + " rows " + std::to_string(rows);
+          Context ctx = base;
+          ctx.pdl = pdl;
+          auto enqueue = [&] {
+            for (int i = 0; i < n; i++) {
+              const bf16* packed = w + i * bytes / 2;
+              if (s.gate_up) {
+                v.run(make_call(s, LinearMode::kGateUp, i == 0 ? x : buffers[(i + 1) % 2], rows, packed, nullptr,
+                                buffers[i % 2]),
+                      ctx);
+              } else {
+                v.run(make_call(s, LinearMode::kAccumulate, x, rows, packed, reinterpret_cast<float*>(buffers[1]),
+                                nullptr),
+                      ctx);
+              }
+            }
+          };
+          // Gated: everything is written before it is read. Added: the first launches start from 0 too.
+          auto prepare = [&] {
+            for (bf16* b : buffers) ok(cudaMemsetAsync(b, s.gate_up ? 0xFF : 0, out_bytes, stream));
+          };
+          prepare();
+          enqueue();
+          finish();
+          cudaGraph_t graph;
+          cudaGraphExec_t exec;
+          prepare();
+          ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+          enqueue();
+          ok(cudaStreamEndCapture(stream, &graph));
+          ok(cudaGraphInstantiate(&exec, graph, 0));
+          for (int i = 0; i < 3; i++) ok(cudaGraphLaunch(exec, stream));
+          finish();
+          results[pdl].resize(static_cast<size_t>(rows) * n_out * (s.gate_up ? 2 : 4));
+          ok(cudaMemcpy(results[pdl].data(), buffers[1], results[pdl].size(), cudaMemcpyDeviceToHost));
+          ok(cudaGraphExecDestroy(exec));
+          ok(cudaGraphDestroy(graph));
+        }
+        runs++;
+        if (results[0] != results[1]) {
+          bad++;
+          failures++;
+          std::printf("PDL DIFFERS: %s\n", now.c_str());
+        }
+        for (size_t i = 0; i < results[0].size(); i += s.gate_up ? 2 : 4) {
+          float f = 0;
+          std::memcpy(reinterpret_cast<uint8_t*>(&f) + (s.gate_up ? 2 : 0), results[0].data() + i, s.gate_up ? 2 : 4);
+          if (!std::isfinite(f)) largest = INFINITY;
+          largest = std::max(largest, std::fabs(f));
+        }
       }
     }
   }
@@ -534,6 +556,7 @@ __global__ void touch_rows(uint16_t* x, int n_in) {
 // Each time twice: products back to back, and the time of a pair of touch_rows and a product.
 void time_rows(const Context& base, const Pool& pool, const std::vector<int>& row_counts) {
   for (const int rows : row_counts) {
+    if (!wants_rows(rows)) continue;
     for (const Shape& s : kTimed) {
       std::vector<Variant> v;
       for (const Variant& each : all_variants(true)) {
@@ -542,6 +565,7 @@ void time_rows(const Context& base, const Pool& pool, const std::vector<int>& ro
         if ((is("batch") && rows <= 8) || (is("hopper") && rows <= 64) || (is("cluster") && rows <= 8)) continue;
         v.push_back(each);
       }
+      if (v.empty()) continue;
       const double bytes = weight_bytes(s);
       const int count = std::clamp(static_cast<int>(480e6 / bytes), 2, 96);
       std::string line[2];
@@ -581,6 +605,7 @@ void time_rows(const Context& base, const Pool& pool, const std::vector<int>& ro
 
 void time_prefill(const Context& base, const Pool& pool) {
   for (const int rows : {256, 384, 512, 1024, 2048, 4096, 8192}) {
+    if (!wants_rows(rows)) continue;
     for (const Shape& s : kTimed) {
       if (std::strncmp(s.name, "8b", 2) != 0 || std::strstr(s.name, "lm_head") != nullptr) continue;
       std::vector<Variant> v;
@@ -619,8 +644,7 @@ struct CannotRun : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// cuBLAS without its headers: y [rows, n_out] = x [rows, n_in] times w [n_out, n_in] transposed, all bf16 and
-// row-major.
+// cuBLAS without its headers: x [rows, n_in] times w [n_out, n_in] transposed, bf16 and row-major.
 class Cublas {
  public:
   Cublas() {
@@ -640,14 +664,23 @@ class Cublas {
     good(set_stream(handle_, stream));
     good(set_workspace(handle_, allocate<uint8_t>(kWorkspace), kWorkspace));
   }
+  // y [rows, n_out] = the product, bf16
   void multiply(const bf16* x, int rows, int n_in, const bf16* w, int n_out, bf16* y) const {
-    constexpr int kTransposed = 1, kPlain = 0, kBf16 = 14, kCompute32F = 68, kDefault = -1;
-    const float one = 1.0f, zero = 0.0f;
-    good(gemm_(handle_, kTransposed, kPlain, n_out, rows, n_in, &one, w, kBf16, n_in, x, kBf16, n_in, &zero, y, kBf16,
-               n_out, kCompute32F, kDefault));
+    run(x, rows, n_in, w, n_out, y, kBf16, 0.0f);
+  }
+  // y = the product, float32, or y += the product: the job of LinearMode::kStore and kAccumulate
+  void multiply(const bf16* x, int rows, int n_in, const bf16* w, int n_out, float* y, bool accumulate) const {
+    run(x, rows, n_in, w, n_out, y, kFloat32, accumulate ? 1.0f : 0.0f);
   }
 
  private:
+  static constexpr int kBf16 = 14, kFloat32 = 0;
+  void run(const bf16* x, int rows, int n_in, const bf16* w, int n_out, void* y, int type, float beta) const {
+    constexpr int kTransposed = 1, kPlain = 0, kCompute32F = 68, kDefault = -1;
+    const float one = 1.0f;
+    good(gemm_(handle_, kTransposed, kPlain, n_out, rows, n_in, &one, w, kBf16, n_in, x, kBf16, n_in, &beta, y, type,
+               n_out, kCompute32F, kDefault));
+  }
   using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,
                        const void*, void*, int, int, int, int);
   static void good(int status) {
@@ -660,6 +693,7 @@ class Cublas {
 void time_cublas(const Context& base, const Pool& pool) {
   const Cublas cublas;
   for (const int rows : {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192}) {
+    if (!wants_rows(rows)) continue;
     for (const Shape& s : kTimed) {
       const bool lm_head = std::strstr(s.name, "lm_head") != nullptr;
       if (std::strncmp(s.name, "8b", 2) != 0 || (lm_head && rows > 256)) continue;
@@ -677,17 +711,32 @@ void time_cublas(const Context& base, const Pool& pool) {
                           reinterpret_cast<bf16*>(pool.out));
         }
       });
+      // cuBLAS cannot gate; what it leaves out there, it writes more.
+      const TimedGraph same([&] {
+        for (int j = 0; j < count; j++) {
+          const bf16* w = pool.weights + static_cast<size_t>(j) % copies * elements;
+          if (s.gate_up) {
+            cublas.multiply(pool.x, rows, s.n_in, w, n_out, reinterpret_cast<bf16*>(pool.out));
+          } else {
+            cublas.multiply(pool.x, rows, s.n_in, w, n_out, pool.out, is_residual(s));
+          }
+        }
+      });
       const int repeats = ours.repeats_in(2500);
-      double best[2] = {1e30, 1e30};
+      const TimedGraph* const graphs[] = {&ours, &theirs, &same};
+      double best[3] = {1e30, 1e30, 1e30};
       for (int turn = 0; turn < 5; turn++) {
-        for (int who = 0; who < 2; who++) {
+        for (int who = 0; who < 3; who++) {
           usleep(12000);
-          best[who] = std::min(best[who], (who == 0 ? ours : theirs).run(repeats) / count);
+          best[who] = std::min(best[who], graphs[who]->run(repeats) / count);
         }
       }
       const double flop = 2.0 * rows * static_cast<double>(elements);
-      std::printf("M=%-5d %-11s ours %8.2f us %4.0f TFLOP/s, cuBLAS %8.2f us %4.0f TFLOP/s: %5.1f%% of cuBLAS\n", rows,
-                  s.name, best[0], flop / best[0] / 1e6, best[1], flop / best[1] / 1e6, best[1] / best[0] * 100);
+      std::printf(
+          "M=%-5d %-11s ours %8.2f us %4.0f TFLOP/s, cuBLAS %8.2f us %4.0f TFLOP/s: %5.1f%%; same job %8.2f us: "
+          "%5.1f%%\n",
+          rows, s.name, best[0], flop / best[0] / 1e6, best[1], flop / best[1] / 1e6, best[1] / best[0] * 100, best[2],
+          best[2] / best[0] * 100);
       std::fflush(stdout);
     }
   }
@@ -698,9 +747,25 @@ void time_cublas(const Context& base, const Pool& pool) {
 int main(int argc, char** argv) {
   std::set<std::string> wanted(argv + 1, argv + argc);
   for (const std::string& each : std::set<std::string>(wanted)) {
-    if (!each.starts_with("only=")) continue;
-    only = each.substr(5);
+    if (each.starts_with("only=")) {
+      only = each.substr(5);
+    } else if (each.starts_with("rows=")) {
+      for (size_t at = 4; at != std::string::npos; at = each.find(',', at + 1)) {
+        only_rows.push_back(std::atoi(each.c_str() + at + 1));
+      }
+      if (*std::min_element(only_rows.begin(), only_rows.end()) <= 0) {
+        std::printf("%s: expected row counts with commas between them, for instance rows=512,1024\n", each.c_str());
+        return 2;
+      }
+    } else {
+      continue;
+    }
     wanted.erase(each);
+  }
+  for (const std::string& each : wanted) {
+    if (std::set<std::string>{"check", "chain", "decode", "batch", "prefill", "cublas"}.count(each) != 0) continue;
+    std::printf("%s: expected check, chain, decode, batch, prefill, cublas, rows=N,... or only=NAME\n", each.c_str());
+    return 2;
   }
   auto want = [&](const char* name) { return wanted.empty() || wanted.count(name) != 0; };
   cudaDeviceProp properties;
