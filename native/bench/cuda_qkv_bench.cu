@@ -34,10 +34,9 @@ std::mt19937 rng(1);
 
 template <class T>
 T* upload(const std::vector<T>& values) {
-  void* p = nullptr;
-  ok(cudaMalloc(&p, values.size() * sizeof(T)));
+  T* p = allocate<T>(values.size());
   ok(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return static_cast<T*>(p);
+  return p;
 }
 std::vector<bf16> random_bf16(size_t n, float deviation) {
   std::normal_distribution<float> normal(0.0f, deviation);
@@ -169,19 +168,13 @@ int check(const Case& c, const Context& ctx) {
 }
 
 double best_us(int n, const std::function<void(int)>& run) {
-  cudaEvent_t begin, end;
-  ok(cudaEventCreate(&begin));
-  ok(cudaEventCreate(&end));
   double best = 1e30;
   for (int round = 0; round < 4; round++) {
     usleep(20000);
-    ok(cudaEventRecord(begin, stream));
-    for (int i = 0; i < n; i++) run(i);
-    ok(cudaEventRecord(end, stream));
-    finish();
-    float ms = 0;
-    ok(cudaEventElapsedTime(&ms, begin, end));
-    best = std::min(best, static_cast<double>(ms) * 1e3 / n);
+    const double us = elapsed_us([&] {
+      for (int i = 0; i < n; i++) run(i);
+    });
+    best = std::min(best, us / n);
   }
   return best;
 }
@@ -210,14 +203,12 @@ void time(int n_tokens, const Context& ctx) {
 }  // namespace
 
 int main() {
-  cudaDeviceProp properties;
-  ok(cudaGetDeviceProperties(&properties, 0));
-  ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const cudaDeviceProp properties = open_device();
   if (properties.major != 9) {
     std::printf("for Hopper only\n");
     return 0;
   }
-  const Context ctx{stream, properties.multiProcessorCount, true, true};
+  const Context ctx = context(true);
   const Case cases[] = {{32, 8, 4096, {700}, 0},      {32, 8, 4096, {1, 130, 33, 512, 7}, 9},
                         {16, 8, 1024, {2048, 51}, 1}, {40, 8, 5120, {600}, 3},
                         {3, 1, 640, {129, 200}, 0},   {2, 2, 256, {5}, 0},

@@ -62,7 +62,11 @@ TINY = Step("make tiny", "python3 build_tools/make_checkpoint.py --out {tiny} --
 SMALL = Step("make 0.6b", "python3 tests/gpu/fast_checkpoint.py {small} 0.6b", 90)
 LARGE = Step("make 8b", "python3 tests/gpu/fast_checkpoint.py {large} 8b", 150)
 BENCHES = Step(
-    "build benches", "tests/gpu/build.sh {architecture} cuda_linear_bench cuda_attention_bench", 200, ("build",)
+    "build benches",
+    "tests/gpu/build.sh {architecture} cuda_linear_bench cuda_attention_bench cuda_attention_step_bench cuda_ops_bench "
+    "cuda_sample_bench",
+    200,
+    ("build",),
 )
 
 # torch brings cuBLAS; prints its folder.
@@ -126,7 +130,10 @@ PARTS: dict[str, list[Step]] = {
             90,
             ("build benches",),
         ),
-        Step("attention", "build/gpu/cuda_attention_bench decode prefill small", 90, ("build benches",)),
+        Step("attention, prefill", "build/gpu/cuda_attention_bench prefill", 60, ("build benches",)),
+        Step("attention, decode", "build/gpu/cuda_attention_step_bench decode", 90, ("build benches",)),
+        Step("small ops", "build/gpu/cuda_ops_bench small", 60, ("build benches",)),
+        Step("sampling", "build/gpu/cuda_sample_bench times", 60, ("build benches",)),
     ],
 }
 

@@ -22,10 +22,10 @@
 // Arithmetic: attention.cuh.
 //
 // Budget of a step of 64 rows x 64 keys of one warpgroup, in cycles (a scheduler has one warp of each group), and what
-// `cuda_attention_bench budget` measures with two and three warpgroups at work:
+// `cuda_wgmma_bench budget` measures with two and three warpgroups at work:
 //   tensor cores   Q K: 8 x m64n64k16 at 32; P V: 4 x m64n128k16 at 64                               512, measured 512
-//   MUFU           32 exponentials and 2 factors per thread, 4 lanes a cycle              272, softmax in all 295 and
-//   277 shared memory  128 bytes a cycle. Q K: 128 queries, 128 keys; P V: 128; copies: 256 / kGroups; merge: 64 KB
+//   MUFU           32 exponentials and 2 factors per thread, 4 lanes a cycle       272, softmax in all 295 and 277
+//   shared memory  128 bytes a cycle. Q K: 128 queries, 128 keys; P V: 128; copies: 256 / kGroups; merge: 64 KB
 //                  per split, 128                                                   640 (2 groups), 597 (3 groups)
 // Measured on an H200 (bench/results/2026-11-30-h200.txt): three groups 573 TFLOP/s at 8,192 tokens, 474 at
 // 16 x 2,048.

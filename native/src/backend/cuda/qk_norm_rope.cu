@@ -2,7 +2,7 @@
 //
 // A warp takes a few neighbouring heads of one token: one for small batches, kManyHeads for large ones (head_norm.cuh).
 // Decode steps on Hopper do this inside attention_step.cu. Bound by reading qkv; see
-// native/bench/cuda_attention_bench.cu.
+// native/bench/cuda_ops_bench.cu.
 #include "backend/cuda/head_norm.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/kv_layout.h"

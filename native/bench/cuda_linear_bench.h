@@ -1,0 +1,117 @@
+// What the benches of matrix products share: shapes, calls, the kernels and their variants, and which of these the
+// command line wants. Header only.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/linear_kernels.h"
+#include "cuda_bench.h"
+
+namespace bench {
+
+using namespace qwen3;
+using namespace qwen3::cuda;
+
+inline std::string only;            // variants whose name starts so; empty: all
+inline std::vector<int> only_rows;  // row counts; empty: all
+
+inline bool wants_rows(int rows) {
+  return only_rows.empty() || std::find(only_rows.begin(), only_rows.end(), rows) != only_rows.end();
+}
+
+struct Shape {
+  const char* name;
+  int n_out, n_in;
+  bool gate_up;
+  int most_rows;
+
+  LinearLayout layout() const { return gate_up ? LinearLayout::kGateUp : LinearLayout::kConcat; }
+  int weight_rows() const { return gate_up ? 2 * n_out : n_out; }
+  size_t weight_bytes() const { return packed_bytes(weight_rows(), n_in, layout()); }
+};
+
+struct Variant {
+  std::string name;
+  int most_rows;
+  std::function<void(const LinearCall&, const Context&)> run;
+};
+
+inline std::vector<Variant> all_variants(bool hopper) {
+  std::vector<Variant> v;
+  v.push_back({"generic", 1 << 30, [](const LinearCall& c, const Context& x) { linear_generic(c, x); }});
+  for (const int ring : {4, 6, 8}) {
+    v.push_back({"decode " + std::to_string(ring), kMaxDecodeRows,
+                 [=](const LinearCall& c, const Context& x) { linear_decode(c, x, ring); }});
+  }
+  v.push_back({"any", 1 << 30, [](const LinearCall& c, const Context& x) { linear_any(c, x); }});
+  if (hopper) {
+    for (const int tile : {32, 48, 64}) {
+      v.push_back({"batch " + std::to_string(tile), kMaxBatchRows,
+                   [=](const LinearCall& c, const Context& x) { linear_batch(c, x, tile); }});
+    }
+    v.push_back({"split or any", kMaxSplitRows, [](const LinearCall& c, const Context& x) {
+                   if (linear_split_serves(c, x)) return linear_split(c, x);
+                   linear_any(c, x);
+                 }});
+    v.push_back({"cluster", kMaxClusterRows, [](const LinearCall& c, const Context& x) { linear_cluster(c, x); }});
+    for (const int tile : {128, 192, 256}) {
+      v.push_back({"hopper " + std::to_string(tile), 1 << 30,
+                   [=](const LinearCall& c, const Context& x) { linear_hopper(c, x, tile); }});
+    }
+  }
+  if (!only.empty()) std::erase_if(v, [](const Variant& each) { return !each.name.starts_with(only); });
+  if (v.empty()) {
+    std::printf("only=%s: no variant's name starts so\n", only.c_str());
+    std::exit(2);
+  }
+  return v;
+}
+
+inline LinearCall make_call(const Shape& s, LinearMode mode, const bf16* x, int rows, const bf16* packed, float* out,
+                            bf16* gated) {
+  LinearCall c = {};
+  c.mode = mode;
+  c.x = x;
+  c.n_rows = rows;
+  c.n_in = s.n_in;
+  c.weight = packed;
+  c.row_tiles = pack_row_tiles(s.weight_rows(), s.layout());
+  c.col_blocks = pack_col_blocks(s.n_in);
+  c.n_out = s.n_out;
+  c.out = out;
+  c.gated = gated;
+  return c;
+}
+
+// The words of the command line but for `only` and `rows`, which are kept here.
+inline std::set<std::string> read_words(int argc, char** argv, std::vector<std::string> known) {
+  std::set<std::string> words;
+  for (int i = 1; i < argc; i++) {
+    const std::string word = argv[i];
+    if (word.starts_with("only=")) {
+      only = word.substr(5);
+    } else if (word.starts_with("rows=")) {
+      for (size_t at = 4; at != std::string::npos; at = word.find(',', at + 1)) {
+        only_rows.push_back(std::atoi(word.c_str() + at + 1));
+      }
+      if (*std::min_element(only_rows.begin(), only_rows.end()) <= 0) {
+        std::printf("%s: expected row counts with commas between them, for instance rows=512,1024\n", word.c_str());
+        std::exit(2);
+      }
+    } else {
+      words.insert(word);
+    }
+  }
+  known.insert(known.end(), {"rows=N,...", "only=NAME"});
+  expect_words(words, known);
+  return words;
+}
+
+}  // namespace bench
