@@ -60,6 +60,10 @@ inline std::vector<Variant> all_variants(bool hopper) {
                    if (linear_split_serves(c, x)) return linear_split(c, x);
                    linear_any(c, x);
                  }});
+    v.push_back({"slabs or any", kMaxSlabRows, [](const LinearCall& c, const Context& x) {
+                   if (linear_slabs_serves(c, x)) return linear_slabs(c, x);
+                   linear_any(c, x);
+                 }});
     v.push_back({"cluster", kMaxClusterRows, [](const LinearCall& c, const Context& x) { linear_cluster(c, x); }});
     for (const int tile : {128, 192, 256}) {
       v.push_back({"hopper " + std::to_string(tile), 1 << 30,

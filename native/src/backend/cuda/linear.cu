@@ -43,6 +43,7 @@ void linear_any(const LinearCall& call, const Context& ctx) {
   const bool narrow = call.row_tiles < ctx.sm_count;
   if (narrow && call.n_rows > 8 && call.n_rows <= kMaxClusterRows) return linear_cluster(call, ctx);
   if (call.n_rows <= kHopperDecodeRows) return linear_decode(call, ctx);
+  if (linear_slabs_serves(call, ctx)) return linear_slabs(call, ctx);
   // A short K is over before it matters how often inputs are read, except where the alternative is linear_hopper's
   // tiles of 128 rows, too few to fill the SMs.
   const bool split_pays = call.n_in >= 4096 || (call.n_rows > kMaxBatchRows && call.n_rows <= 128);

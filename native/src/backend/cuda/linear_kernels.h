@@ -41,6 +41,11 @@ void linear_decode(const LinearCall& call, const Context& ctx, int ring = 0);
 inline constexpr int kMaxBatchRows = 64;
 void linear_batch(const LinearCall& call, const Context& ctx, int tile = 0);
 
+// Up to 32 rows, Hopper only, n_in from 4,096: kGateUp of wide weights, and kAccumulate of up to 8,192 columns.
+inline constexpr int kMaxSlabRows = 32;
+bool linear_slabs_serves(const LinearCall& call, const Context& ctx);
+void linear_slabs(const LinearCall& call, const Context& ctx);
+
 // Up to 256 rows, Hopper only, for weights with very few rows: K is split over a cluster.
 inline constexpr int kMaxClusterRows = 256;
 void linear_cluster(const LinearCall& call, const Context& ctx);
