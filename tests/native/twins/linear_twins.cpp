@@ -162,7 +162,7 @@ void linear_twins(const Settings& settings, Report& report) {
   Bench bench(settings);
   std::vector<Shape> linears, gate_ups;
   if (settings.few) {
-    linears = {{{64, 16, 16}, 128, 40}, {{96}, 192, 70}};
+    linears = {{{64, 16, 16}, 128, 40}, {{96}, 192, 70}, {{136}, 4096, 24}};  // the last: linear_slabs, for its cluster
     gate_ups = {{{48, 48}, 128, 40}};
   } else {
     // The official layers of 0.6B and 8B, and a padded vocabulary.
