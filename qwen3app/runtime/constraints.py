@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 # Requests that may wait for a thread that compiles; each holds its body in memory.
 _MAX_WAITING = 64
 _WAIT_SECONDS = 5.0  # until one has the request
-# A compilation takes all of a core: most cores are left to others. Each thread may have a process.
-_THREADS = min(max((os.cpu_count() or 1) // 4, 1), 4)
+# A compilation takes all of a core: most of the usable ones are left to others. Each thread may have a process.
+_THREADS = min(max(len(os.sched_getaffinity(0)) // 4, 1), 4)
 # More than in the processes, so that what did not overflow it there does not here.
 _STACK_BYTES = STACK_BYTES + (8 << 20)
 # Compiled grammars that are kept; the largest that the limits allow takes some 50 MB.
@@ -183,7 +183,7 @@ class Constraints:
         self._tokens_lock = threading.Lock()
         self._compilers = compilers or Compilers(self._vocabulary)
         self._lock = threading.Lock()
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="read-constraint")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-constraint")
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile-constraint")
         self._closed = False
         self._n_waiting = 0
@@ -194,10 +194,7 @@ class Constraints:
         after `close`."""
         if self._closed:
             raise shutting_down()
-        text = await asyncio.get_running_loop().run_in_executor(self._readers, self._write, spec)
-        # Constraints are told apart by their JSON: to check a large one and to write its grammar takes Python a hundred
-        # times as long.
-        key = hashlib.sha256(text).digest()
+        key, text = await asyncio.get_running_loop().run_in_executor(self._writer, self._write, spec)
         known = self._known(key) or await self._in_turn(key, text, spec.param)
         if isinstance(known, RequestError):
             raise RequestError(str(known), known.param, known.code)
@@ -247,16 +244,18 @@ class Constraints:
         """Ends processes and threads, what they compile too: who waits for it is told that the server shuts down. May
         be called again."""
         self._closed = True
-        self._readers.shutdown(wait=False)  # what it still has takes no time
+        self._writer.shutdown(wait=False)  # what it still has takes no time
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._compilers.close)
 
     # -------------------------------------------------------------------------------------------- the threads' side
 
-    def _write(self, spec: ConstraintSpec) -> bytes:
-        """The constraint as JSON. Raises RequestError."""
+    def _write(self, spec: ConstraintSpec) -> tuple[bytes, bytes]:
+        """The constraint's key and JSON. Constraints are told apart by their JSON: to check a large one and to write
+        its grammar takes Python a hundred times as long. Raises RequestError."""
         try:
-            return write_spec(spec)
+            text = write_spec(spec)
+            return hashlib.sha256(text).digest(), text
         except (UnicodeEncodeError, RecursionError):
             with contextlib.suppress(UnicodeEncodeError, RecursionError):
                 build(spec, self._tokenizer.control_tokens)  # names the fault
