@@ -75,20 +75,6 @@ static_assert(sizeof(Tile) <= kSlotBytes);
 
 constexpr int kGroupBarrier = 1;  // + group: its 128 threads
 constexpr int kTurnBarrier = 4;   // + group: its 128 threads wait for 128 of the group before
-
-// A place in a ring of stages, and the parity of its `full` barrier's next phase.
-template <int kStages>
-struct Place {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    stage++;
-    if (stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 #endif
 
 template <int kGroups>
@@ -136,8 +122,8 @@ __global__ void __launch_bounds__(Shape<kGroups>::kThreads, 1)
         mbarrier_arrive(known(i));
       }
     };
-    Place<S::kKeyStages> key;
-    Place<S::kValueStages> value;
+    RingPlace<S::kKeyStages> key;
+    RingPlace<S::kValueStages> value;
     bool waited = false;
     Tile tile = tile_at<kRows>(p, static_cast<int>(blockIdx.x), n_tiles, lane);
     publish(0, tile);
@@ -207,8 +193,8 @@ __global__ void __launch_bounds__(Shape<kGroups>::kThreads, 1)
   uint32_t a[4][4];
   float m[2], l[2][4], alpha[2];
   float merged_m[2], merged_l[2];
-  Place<S::kKeyStages> key;
-  Place<S::kValueStages> value;
+  RingPlace<S::kKeyStages> key;
+  RingPlace<S::kValueStages> value;
 
   // As load_queries(), in few registers: not unrolled.
   const auto load_tile_queries = [&](const Tile& tile) {

@@ -34,23 +34,10 @@ namespace {
 using namespace step_line;
 
 #if QWEN3_SM90A
-// A place in a ring of n: which slot, and the parity of its turn.
-template <int n>
-struct Place {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++slot == n) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 __device__ __forceinline__ void produce(const StepParams& p, Shared& shared, const Piece& piece, int lane) {
   const uint64_t policy = evict_first();
   Walk walk = piece.walk;
-  Place<kSlots> place;
+  RingPlace<kSlots> place;
   // Lane i < 8 holds KV block i of a split; those of the next split are fetched ahead.
   const auto block_of_lane = [&](const Walk& w) {
     if (!piece.has(w)) return 0;
@@ -75,9 +62,9 @@ __device__ __forceinline__ void produce(const StepParams& p, Shared& shared, con
         const bf16* pool = values ? p.v : p.k;
         const int bytes = (min(max(n_tokens - step * kStep, 0), kStep) + 7) / 8 * (kTokenGroup * 2);
         const int bytes0 = min(bytes, kStepBytes / 2);
-        const uint32_t full = shared_address(&shared.full[place.slot]);
-        const uint32_t to = shared_address(shared.ring[place.slot]);
-        mbarrier_wait(shared_address(&shared.empty[place.slot]), place.parity ^ 1);
+        const uint32_t full = shared_address(&shared.full[place.stage]);
+        const uint32_t to = shared_address(shared.ring[place.stage]);
+        mbarrier_wait(shared_address(&shared.empty[place.stage]), place.parity ^ 1);
         mbarrier_expect(full, bytes);
         if (bytes0 > 0) bulk_load(to, pool + (block0 * p.n_kv_heads + head) * kHeadBlock, bytes0, full, policy);
         if (bytes > bytes0) {
@@ -101,7 +88,7 @@ __device__ __forceinline__ void prepare(const StepParams& p, Shared& shared, con
   const HeadLane q_norm = load_norm_weight(p.q_norm, lane);
   const HeadLane k_norm = load_norm_weight(p.k_norm, lane);
   Walk walk = piece.walk;
-  Place<1> place;
+  RingPlace<1> place;
   griddep_wait();
   while (piece.has(walk)) {
     const bool has_new = piece.end_split(walk) == walk.n_splits;
@@ -189,8 +176,8 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
   const uint32_t ring = shared_address(shared.ring);
 
   Walk walk = piece.walk;
-  Place<kSlots> place;
-  Place<1> pair_place;
+  RingPlace<kSlots> place;
+  RingPlace<1> pair_place;
   griddep_wait();
   while (piece.has(walk)) {  // one pair's splits
     const int seq = walk.seq;
@@ -225,15 +212,15 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
       for (int i = 0; i < kSplitSteps; i++) {
         if (i >= n_steps) break;
         const bool last_step = has_last && i == n_steps - 1;
-        mbarrier_wait(shared_address(&shared.full[place.slot]), place.parity);
+        mbarrier_wait(shared_address(&shared.full[place.stage]), place.parity);
         if (last_step && key_owner) {
-          place_head(shared.ring[place.slot], key_row, lane, key_words);
+          place_head(shared.ring[place.stage], key_row, lane, key_words);
           fence_to_copy_engine();  // before the slot is filled again
         }
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < 4; j++) s[i][0][j] = s[i][1][j] = 0.0f;
-        const uint32_t from = ring + place.slot * kStepBytes + at.k;
+        const uint32_t from = ring + place.stage * kStepBytes + at.k;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
           uint32_t b[4];
@@ -242,7 +229,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
           mma_bf16(s[i][1], q[k], b[2], b[3]);
         }
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.slot]));
+        if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.stage]));
         place.next();
         leave_top(shared.scratch, at, i, s[i], last_step ? key_row : kStep);
       }
@@ -258,10 +245,10 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
         if (i >= n_steps) break;
         const bool last_step = has_last && i == n_steps - 1;
         rescale(o, alpha[i]);
-        mbarrier_wait(shared_address(&shared.full[place.slot]), place.parity);
+        mbarrier_wait(shared_address(&shared.full[place.stage]), place.parity);
         if (last_step) {
           // The new value, and zeros behind it up to the end of its 16 keys: P is 0 there, and stale memory may be NaN.
-          uint8_t* slot = shared.ring[place.slot];
+          uint8_t* slot = shared.ring[place.stage];
           if (lane < 16) place_value(slot, key_row, warp, lane, value_word);
           for (int piece = lane; piece < (15 - key_row % 16) * 4; piece += 32) {
             const int r = key_row + 1 + piece / 4;
@@ -272,7 +259,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
         }
         __syncwarp();
         const int n_groups = last_step ? key_row / 16 + 1 : kStep / 16;
-        const uint32_t from = ring + place.slot * kStepBytes + at.v;
+        const uint32_t from = ring + place.stage * kStepBytes + at.v;
 #pragma unroll
         for (int t = 0; t < kStep / 16; t++) {
           if (t >= n_groups) break;
@@ -287,7 +274,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
           }
         }
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.slot]));
+        if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.stage]));
         place.next();
       }
       const float2 l = split_sums(shared.scratch, at);

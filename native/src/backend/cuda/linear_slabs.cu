@@ -46,19 +46,6 @@ struct Shape {
   static_assert(n_weights >= 4);
 };
 
-// A place in a ring of n: which stage, and the parity of its turn.
-template <int n>
-struct Place {
-  int at = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++at == n) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 #if QWEN3_SM90A
 // Accumulator i of a thread: output g (i / 2 % 2 == 0) or g + 8 of its warp's row tile, token 8 (i / 4) + 2 q + i % 2;
 // g = lane / 4, q = lane % 4.
@@ -138,13 +125,13 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
     if (warp == groups * 4 && lane == 0) {
       tensor_prefetch(&w_map);
       const uint64_t policy = evict_first();
-      Place<S::n_weights> place;
+      RingPlace<S::n_weights> place;
       for (int block = begin; block < end; block++) {
         if (block - begin == kEarly) griddep_wait();
-        const uint32_t full = weights_full + place.at * 8;
-        mbarrier_wait(weights_empty + place.at * 8, place.parity ^ 1);
+        const uint32_t full = weights_full + place.stage * 8;
+        mbarrier_wait(weights_empty + place.stage * 8, place.parity ^ 1);
         mbarrier_expect(full, S::weight_bytes);
-        tensor_load_3d(weights_data + place.at * S::weight_bytes, &w_map, 0, block, tile * groups * kSlabTiles, full,
+        tensor_load_3d(weights_data + place.stage * S::weight_bytes, &w_map, 0, block, tile * groups * kSlabTiles, full,
                        policy);
         place.next();
       }
@@ -152,12 +139,12 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
     if (warp == groups * 4 + 1 && lane == 0) {
       tensor_prefetch(&x_map);
       griddep_wait();
-      Place<kInputStages> place;
+      RingPlace<kInputStages> place;
       for (int block = begin; block < end; block++) {
-        const uint32_t full = inputs_full + place.at * 8;
-        mbarrier_wait(inputs_empty + place.at * 8, place.parity ^ 1);
+        const uint32_t full = inputs_full + place.stage * 8;
+        mbarrier_wait(inputs_empty + place.stage * 8, place.parity ^ 1);
         mbarrier_expect(full, kInputBytes);
-        tensor_load_2d(inputs_data + place.at * kInputBytes, &x_map, block * kPackCols, 0, full);
+        tensor_load_2d(inputs_data + place.stage * kInputBytes, &x_map, block * kPackCols, 0, full);
         place.next();
       }
     }
@@ -172,8 +159,8 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
   const bool tells = warp % 4 == 0 && lane == 0;
   const uint64_t a_first = plain_descriptor(weights_data + group * kSlabBytes);
   const uint64_t b_first = swizzled_descriptor(inputs_data);
-  Place<S::n_weights> weight;
-  Place<kInputStages> input;
+  RingPlace<S::n_weights> weight;
+  RingPlace<kInputStages> input;
   Sums sums;
   float last[kSums];  // of the segment at hand
 #pragma unroll
@@ -189,9 +176,10 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
     };
 #pragma unroll 1
     for (int block = 0; block < blocks; block++) {
-      mbarrier_wait(inputs_full + input.at * 8, input.parity);
-      mbarrier_wait(weights_full + weight.at * 8, weight.parity);
-      const uint64_t a = a_first + weight.at * (S::weight_bytes / 16), b = b_first + input.at * (kInputBytes / 16);
+      mbarrier_wait(inputs_full + input.stage * 8, input.parity);
+      mbarrier_wait(weights_full + weight.stage * 8, weight.parity);
+      const uint64_t a = a_first + weight.stage * (S::weight_bytes / 16),
+                     b = b_first + input.stage * (kInputBytes / 16);
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; step++) wgmma<kTokens>(last, a + step * 16, b + step * 2, step > 0 || block > 0);
@@ -200,8 +188,8 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
         wgmma_wait<1>();
         release();
       }
-      weight_before = weight.at;
-      input_before = input.at;
+      weight_before = weight.stage;
+      input_before = input.stage;
       weight.next();
       input.next();
     }

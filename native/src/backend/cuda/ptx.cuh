@@ -96,6 +96,19 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// A place in a ring of n stages, each with a barrier: which stage, and the parity of the phase that completes next.
+template <int n>
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == n) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 // ---- copies by the copy engine, completing on an mbarrier
 // What the second-level cache does with the lines that a load brings.
 __device__ __forceinline__ uint64_t evict_first() {
