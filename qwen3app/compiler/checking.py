@@ -146,4 +146,19 @@ _SENTENCES = (
         re.compile(r"^oneOf constraints are not supported.*"),
         "the schemas of oneOf do not exclude each other visibly; use anyOf",
     ),
+    (
+        re.compile(
+            r"^lexer precomputation failed.*|^initial lexer configuration \(grammar\) too big.*"
+            r"|^fuel exhausted when checking relevance.*|.*too many expressions constructed.*"
+        ),
+        "its patterns, texts and numbers take too much work to follow; make them simpler, or fewer",
+    ),
+    (
+        re.compile(r"^grammar size \(number of symbols\) too big \(limit for this grammar: (\d+)\).*"),
+        r"its grammar has more than \1 symbols; make it smaller",
+    ),
+    (
+        re.compile(r"^Unable to determine if regex is empty.*"),
+        "whether any text meets its patterns together takes too much work to find; make them simpler, or fewer",
+    ),
 )

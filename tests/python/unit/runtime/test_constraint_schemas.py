@@ -297,6 +297,8 @@ def test_reading_is_linear(unit: str) -> None:
 # ----------------------------------------------------------------------------------------------------------- sentences
 
 CLOSED = {"type": "object", "additionalProperties": False}
+TOO_MUCH_WORK = "take too much work to follow; make them simpler, or fewer"
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 SENTENCES: list[tuple[Any, str, str]] = [
     # the schema false is no fault by itself
     (
@@ -312,6 +314,11 @@ SENTENCES: list[tuple[Any, str, str]] = [
     ({**CLOSED, "dependentRequired": {}}, "p", '"dependentRequired" says cannot be enforced'),
     ({"items": {"type": "string", "format": "path"}}, "p.items", 'format "path" is not known'),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "p", "use anyOf"),
+    # limits of work
+    ({"properties": {f"p{i}": {"format": "uri"} for i in range(3000)}}, "p", TOO_MUCH_WORK),
+    ({"type": "string", "allOf": [{"pattern": f"^([a-z]{{{n}}})*$"} for n in PRIMES]}, "p", TOO_MUCH_WORK),
+    ({"properties": {f"p{i}": {"enum": [[0], [1]]} for i in range(5000)}}, "p", "has more than 50000 symbols"),
+    ({"items": {"type": "string", "allOf": [{"pattern": f"a.{{{n}}}b"} for n in PRIMES]}}, "p.items", "any text meets"),
 ]
 
 

@@ -310,6 +310,11 @@ async def test_other_kinds_have_their_faults_too(constraints: Constraints, kind:
         assert len(str(caught.value)) < 600
 
 
+async def test_an_expression_that_takes_too_much_work_is_told_so(official: Constraints) -> None:
+    with pytest.raises(RequestError, match="take too much work to follow; make them simpler"):
+        await official.compile(regex("a?" * 1000))
+
+
 async def test_what_is_known_is_not_compiled_again(
     constraints: Constraints, compilers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
