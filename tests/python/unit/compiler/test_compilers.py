@@ -284,7 +284,7 @@ from qwen3app.compiler.messages import write_spec
 from qwen3app.compiler.process import Compilers
 from qwen3app.text.grammars import ConstraintSpec
 vocabulary = pickle.loads(Path(sys.argv[2]).read_bytes())
-compilers = Compilers(lambda: vocabulary)
+compilers = Compilers(lambda: vocabulary, seconds=1e6)
 print(compilers.ask(write_spec(ConstraintSpec("choice", ["a"], "p")), "p").grammar is not None)
 compilers.close()
 """
