@@ -38,6 +38,7 @@ APP = {
     "text": {"version"},
     "abi": {"errors"},
     "argument_types": set[str](),
+    "spelling": set[str](),
     "sizes": set[str](),
     "weights_index": {"errors", "text"},
     "guards": {"errors", "argument_types"},
@@ -59,7 +60,7 @@ APP = {
         "sizes",
         "weights_index",
     },
-    "cli": {"errors", "version", "compiler", "settings", "hub", "runtime", "server", "chat", "commands"},
+    "cli": {"errors", "version", "spelling", "compiler", "settings", "hub", "runtime", "server", "chat", "commands"},
     "__main__": {"cli"},
     "__init__": {"version"},
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import io
 import os
 import sys
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from qwen3app import __version__
 from qwen3app.compiler import COMMAND as COMPILE
 from qwen3app.errors import AppError, UsageError
+from qwen3app.spelling import meant
 
 if TYPE_CHECKING:
     from qwen3app.settings import EngineSettings
@@ -349,8 +349,8 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _closest(word: str, known: Sequence[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else otherwise
+    found = meant(word, known)
+    return f"did you mean {found}?" if found else otherwise
 
 
 def run(argv: Sequence[str]) -> int:

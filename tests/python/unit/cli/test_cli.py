@@ -87,6 +87,16 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["chat", "extra"], "qwen3-8b chat: unexpected argument 'extra'"),
         (["chat", "--xyzzy=1"], "there is no flag --xyzzy; check its spelling"),
         (["serve", "--prot", "80"], "did you mean --port?"),
+        (["serve", "--host", "0.0.0.0"], "there is no flag --host; did you mean --addr?"),
+        (["serve", "--max-model-len", "2048"], "did you mean --max-ctx?"),
+        (["serve", "--gpu-memory-utilization=0.5"], "did you mean --gpu-memory-fraction?"),
+        (["chat", "-p", "hello"], "there is no flag -p; did you mean --once?"),
+        (["bench", "-p", "512"], "there is no flag -p; did you mean --prompt?"),
+        (["pull", "a/b", "--local-dir", "x"], "did you mean --dir?"),
+        (["info", "-m", "x"], "there is no flag -m; did you mean --model?"),
+        (["verify", "--host", "h"], "there is no flag --host; check its spelling"),  # has nothing like it
+        (["serve", "--foo"], "there is no flag --foo; check its spelling"),  # not --port, for its o
+        (["serve", "--quiet"], "there is no flag --quiet; check its spelling"),
         (["serve", "--port", "99999"], "--port"),
         (["pull", "--model", "Qwen/x"], "no flag --model; the name stands alone, like `qwen3-8b pull Qwen/Qwen3-8B`"),
         (["pull", "Qwen/x", "--hepl"], "there is no flag --hepl; check its spelling"),
