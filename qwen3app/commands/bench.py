@@ -23,9 +23,10 @@ from qwen3app.commands.measuring import (
     add_measuring_arguments,
     backend_name,
     check_room,
+    check_writable,
     described,
     measured_engine,
-    open_for_writing,
+    result_file,
     whole_numbers,
 )
 from qwen3app.settings import resolve_model_dir
@@ -191,7 +192,7 @@ def run_bench(args: argparse.Namespace, stdout: TextIO | None = None, stderr: Te
     """Measures and prints. Raises UsageError for what cannot be measured."""
     stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
     note = _progress(stderr)
-    open_for_writing(args.json)
+    check_writable(args.json)
     with measured_engine(args, max(args.batch or GPU.batches)) as (engine, info):
         tests = plan(args, info)
         for test in tests:
@@ -209,13 +210,15 @@ def run_bench(args: argparse.Namespace, stdout: TextIO | None = None, stderr: Te
         result["peaks"] = asdict(peaks)
         result["tests"] = [_row(one, peaks) for one in measured]
         backend = backend_name(info)
-    if args.json is not None:
-        with args.json.open("w", encoding="utf-8") as file:
-            print_json(result, file)
-    if args.format == "json":
-        print_json(result, stdout)
-    else:
-        stdout.write(WRITERS[args.format](result, backend))
+    try:
+        if args.json is not None:
+            with result_file(args.json) as file:
+                print_json(result, file)
+    finally:  # what was measured is shown, also where the disk is full
+        if args.format == "json":
+            print_json(result, stdout)
+        else:
+            stdout.write(WRITERS[args.format](result, backend))
     return 0
 
 

@@ -6,6 +6,8 @@ Refuses to know what is measured. Every wrong value becomes one sentence.
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from qwen3app import __version__
 from qwen3app.argument_types import whole_number
@@ -81,13 +83,27 @@ def interruptible(engine: Engine, work: Callable[[], T]) -> T:
             raise
 
 
-def open_for_writing(*paths: Path | None) -> None:
+def check_writable(*paths: Path | None) -> None:
     """Raises OSError or UsageError for result files that cannot be written, before the measurement instead of after."""
     given = [path for path in paths if path is not None]
     for path in given:
-        path.touch()
+        path.touch()  # not open: the reader of a named pipe would see it end
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     if len({path.resolve() for path in given}) < len(given):
         raise UsageError(f"Two results cannot go to the same file {given[0]}; name two files.")
+
+
+@contextmanager
+def result_file(path: Path) -> Iterator[TextIO]:
+    """The file that a result goes to. Every OSError names it, also that of a full disk, which comes without a name."""
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def check_room(info: EngineInfo, n_sequences: int, n_tokens: int) -> None:

@@ -22,10 +22,11 @@ from qwen3app.commands.measuring import (
     add_measuring_arguments,
     backend_name,
     check_room,
+    check_writable,
     described,
     interruptible,
     measured_engine,
-    open_for_writing,
+    result_file,
 )
 from qwen3app.settings import resolve_model_dir
 
@@ -91,7 +92,7 @@ def profile_decode(engine: Engine, batch: int, context: int, repeat: int) -> Pha
 def run_profile(args: argparse.Namespace, stdout: TextIO | None = None) -> int:
     """Measures, prints, and writes the files asked for. Raises UsageError for what cannot be measured."""
     stdout = stdout or sys.stdout
-    open_for_writing(args.json, args.trace)
+    check_writable(args.json, args.trace)
     with measured_engine(args, args.batch) as (engine, info):
         check_room(info, 1, args.prompt)
         check_room(info, args.batch, args.context + 1)
@@ -104,13 +105,15 @@ def run_profile(args: argparse.Namespace, stdout: TextIO | None = None) -> int:
         )
         result = described(resolve_model_dir(args.model), info)
     result["phases"] = [summary(phase) for phase in phases]
-    if args.json is not None:
-        with args.json.open("w", encoding="utf-8") as file:
-            print_json(result, file)
-    if args.trace is not None:
-        with args.trace.open("w", encoding="utf-8") as file:
-            json.dump({"traceEvents": list(trace(phases)), "displayTimeUnit": "ns"}, file)
-    stdout.write(to_text(result, backend_name(info)))
+    try:
+        if args.json is not None:
+            with result_file(args.json) as file:
+                print_json(result, file)
+        if args.trace is not None:
+            with result_file(args.trace) as file:
+                json.dump({"traceEvents": list(trace(phases)), "displayTimeUnit": "ns"}, file)
+    finally:  # what was measured is shown, also where the disk is full
+        stdout.write(to_text(result, backend_name(info)))
     return 0
 
 

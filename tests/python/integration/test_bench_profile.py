@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -272,13 +273,33 @@ def test_wrong_use_is_one_sentence(
     assert sentence in err
 
 
+RESULT_FLAGS = [("bench", "--json"), ("profile", "--json"), ("profile", "--trace")]
+
+
+@pytest.mark.parametrize(("command", "flag"), RESULT_FLAGS)
 def test_a_place_that_cannot_be_written_is_found_first(
-    tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+    command: str, flag: str, tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command, flag in (("bench", "--json"), ("profile", "--json"), ("profile", "--trace")):
-        assert cli.main([command, "--model", str(tiny_model_dir), *SMALL, flag, "/nowhere/x.json"]) == 1
-        out, err = capsys.readouterr()
-        assert out == "" and "/nowhere/x.json" in err and err.count("\n") == 1
+    locked = tmp_path / "locked.json"
+    locked.touch(mode=0o444)
+    places = [("/nowhere/x.json", "No such file or directory"), (str(tmp_path), "Is a directory")]
+    if not os.access(locked, os.W_OK):  # root may
+        places.append((str(locked), "Permission denied"))
+    for place, reason in places:
+        assert cli.main([command, "--model", str(tiny_model_dir), *SMALL, flag, place]) == 1
+        assert capsys.readouterr() == ("", f"qwen3-8b: {place}: {reason}.\n")  # nothing was measured
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize(("command", "flag"), RESULT_FLAGS)
+def test_a_full_disk_does_not_lose_the_measurement(
+    command: str, flag: str, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--prompt", "8", "--batch", "1", "--context", "8", "--repeat", "1"]
+    assert cli.main([command, "--model", str(tiny_model_dir), *SMALL, *sizes, flag, "/dev/full"]) == 1
+    out, err = capsys.readouterr()
+    assert ("prefill 8" if command == "bench" else "Prefill of 8 tokens: ") in out
+    assert err == "qwen3-8b: /dev/full: No space left on device.\n"
 
 
 def test_two_results_do_not_share_a_file(
