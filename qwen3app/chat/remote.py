@@ -211,7 +211,8 @@ class RemoteBackend:
                     raise await _refused(response)
                 cards = _json(await _all(response)).get("data")
         except _FAILURES as error:
-            raise ChatError(f"There is no answer from {self.place}: {_words(error)}.") from None
+            hint = _scheme_hint(error, self.place)
+            raise ChatError(f"There is no answer from {self.place}: {_words(error)}{hint}") from None
         models = {
             card["id"]: card
             for card in (cards if isinstance(cards, list) else ())
@@ -344,3 +345,15 @@ async def _refused(response: httpx2.Response) -> ChatError:
 
 def _words(error: Exception) -> str:
     return sanitize_line(str(error) or type(error).__name__).rstrip(".")
+
+
+def _scheme_hint(error: Exception, place: str) -> str:
+    """What a first connection most likely lacked, where the library's words do not say it."""
+    said = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        trusted = "mismatch" not in said and "expired" not in said  # which no other authority would mend
+        return "; SSL_CERT_FILE may name a file of certificates to trust." if trusted else "."
+    if "SSL" in said:
+        return "; does it speak http, not https?"
+    ended = isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError)
+    return "; does it speak https, not http?" if ended and place.startswith("http://") else "."

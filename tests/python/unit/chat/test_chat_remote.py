@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from qwen3app.chat.session import ChatSession
 from qwen3app.chat.settings import ChatSettings
 from qwen3app.chat.status_bar import status_line
 from qwen3app.errors import UsageError
+
+TLS = Path(__file__).parents[3] / "data" / "tls"
 
 
 @pytest.fixture
@@ -333,6 +337,26 @@ async def test_refusals(server: ScriptedServer) -> None:
     for address in ("127.0.0.1:1", "http://[", "http://a..b"):
         with pytest.raises(ChatError, match=r"There is no answer from http://.*/v1: "):
             await RemoteBackend(address, None, None).__aenter__()
+
+
+async def test_the_wrong_scheme_is_guessed() -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)  # what lies unread when a socket is closed resets it
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    for context, scheme, sentence in (
+        (None, "https", r"\[SSL.*; does it speak http, not https\?$"),
+        (tls, "http", r".*; does it speak https, not http\?$"),
+        (tls, "https", r".*CERTIFICATE_VERIFY_FAILED.*; SSL_CERT_FILE may name a file of certificates to trust\.$"),
+    ):
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0, ssl=context) as listening:
+            address = f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+            with pytest.raises(ChatError, match=f"^There is no answer from {address}/v1: {sentence}"):
+                await RemoteBackend(address, None, None).__aenter__()
 
 
 async def test_a_question_asked_again_in_vain_keeps_its_answer(server: ScriptedServer) -> None:
