@@ -16,16 +16,16 @@ FUZZ_SECONDS ?= 10
 export PYTHONDONTWRITEBYTECODE := 1
 
 # CMake finds nlohmann-json through the environment's Python and ninja beside its own binary.
-CONFIGURE = $(CMAKE) -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
-  -DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON_BIN)
+CONFIGURE = $(CMAKE) -S native -G Ninja "-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja" \
+  "-DPython3_EXECUTABLE=$(CURDIR)/$(PYTHON_BIN)"
 
 # `make dist` packs the library with the CUDA backend, for all architectures of the product. For development `make` builds
 # without it, and `make CUDA=1` with it; CUDA_ARCHITECTURES=90a-real (one) halves the two minutes that it takes on two cores.
 # nvcc is the one on the PATH, else the pinned one from PyPI.
 CUDA ?= 0
 CUDA_ARCHITECTURES ?= 80-real;86-real;89-real;90a-real;120-real;80-virtual
-CUDA_WHEELS = $(wildcard $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13)
-CUDA_COMPILER = $(if $(shell command -v nvcc),,-DCMAKE_CUDA_COMPILER=$(CUDA_WHEELS)/bin/nvcc -DCMAKE_CUDA_FLAGS=-L$(CUDA_WHEELS)/lib)
+CUDA_WHEELS = $(CURDIR)/$(wildcard $(VENV)/lib/python3*/site-packages/nvidia/cu13)
+CUDA_COMPILER = $(if $(shell command -v nvcc),,"-DCMAKE_CUDA_COMPILER=$(CUDA_WHEELS)/bin/nvcc" "-DCMAKE_CUDA_FLAGS=-L$(CUDA_WHEELS)/lib")
 CONFIGURE_CUDA = $(CONFIGURE) -DQWEN3_CUDA=ON $(CUDA_COMPILER)
 
 # Ninja has something to say even where nothing has changed since the library was built.
@@ -87,7 +87,7 @@ test-abi: build $(VENV)/.stamp-test ## the header as C and C++, hosts in C, Rust
 .PHONY: test-cuda
 test-cuda: dist $(VENV)/.stamp-test ## the library with the CUDA backend: its exports, and that it runs without a GPU
 	@$(PYTHON_BIN) build_tools/check_exports.py build/dist/libqwen3.so
-	@QWEN3_LIBRARY=$(CURDIR)/build/dist/libqwen3.so $(PYTHON_BIN) -m pytest tests/python/integration/test_cuda_library.py
+	@QWEN3_LIBRARY="$(CURDIR)/build/dist/libqwen3.so" $(PYTHON_BIN) -m pytest tests/python/integration/test_cuda_library.py
 
 .PHONY: test-python
 test-python: build $(VENV)/.stamp-test ## Python unit and integration tests on the release library
@@ -96,7 +96,7 @@ test-python: build $(VENV)/.stamp-test ## Python unit and integration tests on t
 .PHONY: coverage
 coverage: test-native $(VENV)/.stamp-test ## Python unit and integration tests with line coverage of Python and host C++
 	@rm -f build/.coverage* && mkdir -p build/reports
-	@COVERAGE_FILE=build/.coverage QWEN3_LIBRARY=$(CURDIR)/build/coverage/libqwen3.so \
+	@COVERAGE_FILE=build/.coverage QWEN3_LIBRARY="$(CURDIR)/build/coverage/libqwen3.so" \
 	  $(PYTHON_BIN) -m pytest tests/python/unit tests/python/integration --cov --cov-report=
 	@COVERAGE_FILE=build/.coverage $(PYTHON_BIN) build_tools/check_coverage.py --build build/coverage --reports build/reports
 
@@ -118,7 +118,7 @@ test-page: build $(VENV)/.stamp-test ## the chat page in Chromium (Debian: apt i
 # Against the packed file. Clients have places of their own: they bring 1.1 GB of Python packages and 0.1 GB of npm's.
 .PHONY: test-clients
 test-clients: dist $(VENV)/.stamp-test $(VENV)-clients/.stamp $(NODE_CLIENTS)/.stamp ## clients from PyPI and npm, lm-evaluation-harness; ten minutes of schemathesis
-	@QWEN3_CLIENTS=$(VENV)-clients QWEN3_NODE_CLIENTS=$(CURDIR)/$(NODE_CLIENTS) QWEN3_EXECUTABLE=$(CURDIR)/dist/qwen3-8b $(PYTHON_BIN) -m pytest tests/python -m clients
+	@QWEN3_CLIENTS=$(VENV)-clients QWEN3_NODE_CLIENTS="$(CURDIR)/$(NODE_CLIENTS)" QWEN3_EXECUTABLE="$(CURDIR)/dist/qwen3-8b" $(PYTHON_BIN) -m pytest tests/python -m clients
 
 .PHONY: bench
 bench: build-bench ## kernel benchmarks of this machine (native/bench)

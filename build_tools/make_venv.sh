@@ -48,10 +48,13 @@ trap 'rm -f "$requirements"' EXIT
 "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --requirement "$requirements" ||
   fail "pip could not install the pinned packages (see above); check the network and run make again"
 
-# `.venv/bin/qwen3-8b` runs the checkout itself; `pip install .` makes the same command from a built wheel.
+# `.venv/bin/qwen3-8b` runs the checkout itself; `pip install .` makes the same command from a built wheel. A first line
+# may hold no path with a space: so, as pip does it, sh starts Python, which reads the exec as a string.
 root=$(dirname "$here")
 cat >"$venv/bin/qwen3-8b" <<SCRIPT
-#!$(cd "$venv" && pwd)/bin/python
+#!/bin/sh
+'''exec' "$(cd "$venv" && pwd)/bin/python" "\$0" "\$@"
+' '''
 import sys
 
 sys.path.insert(0, "$root")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -116,6 +118,34 @@ def test_the_environment_says_what_it_installs(tmp_path: Path) -> None:
     assert said("build", "evaluation") == f"{begin}, numpy and jsonschema (a minute or a few)\n"
     assert ", test tools and linters, PyTorch and transformers (" in said("build", "test", "reference")
     assert ", nvcc, " in said(*groups)  # every group has its words, or this ends with an error
+
+
+def test_a_checkout_may_lie_in_a_folder_with_a_space(tmp_path: Path) -> None:
+    """What make_venv.sh and the Makefile write into commands: the one for users, and CMake's."""
+    root = tmp_path / "my work"
+    (root / "build_tools").mkdir(parents=True)
+    (root / "native").mkdir()
+    for name in ("Makefile", "pyproject.toml", "build_tools/make_venv.sh", "build_tools/requirements.py"):
+        shutil.copy(ROOT / name, root / name)
+    (root / "native" / "CMakeLists.txt").touch()
+    (root / "qwen3app").symlink_to(ROOT / "qwen3app")
+    programs = root / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name, script in (
+        ("python", f'case "$1" in -m) exit 0;; esac\nexec "{sys.executable}" "$@"'),
+        ("cmake", 'mkdir -p build/native; for each in "$@"; do echo "<$each>" >&2; done'),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    made = subprocess.run(
+        ["make", "build/native/build.ninja"], cwd=root, env=environment, capture_output=True, text=True, check=True
+    )
+    assert f"<-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}>\n" in made.stderr
+    assert f"<-DPython3_EXECUTABLE={programs / 'python'}>\n" in made.stderr
+    done = subprocess.run([programs / "qwen3-8b", "--version"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"qwen3-8b {pack.project_version()}\n", "")
 
 
 def test_build_system_and_build_group_agree() -> None:
