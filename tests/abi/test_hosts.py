@@ -73,14 +73,15 @@ def need(command: str, package: str, least: tuple[int, int] = (0, 0)) -> None:
 
 
 def shipped(name: str, library: Path, folder: Path, product: str) -> Path:
-    """Builds an example to find its library in its own folder, and moves both somewhere else."""
+    """Builds an example to find its library in its own folder, and moves both somewhere else. `folder` may have a space
+    in its name."""
     prefix = folder / "prefix"
     prefix.mkdir()
     shutil.copy(library, prefix / "libqwen3.so")
     shutil.copy(HEADER, prefix)
     source = folder / name
     shutil.copytree(EXAMPLES / name, source, ignore=shutil.ignore_patterns("stream", "serve", "node_modules"))
-    command = ["make", "-C", str(source), f"QWEN3={prefix}", "RPATH=$$ORIGIN"]
+    command = ["make", "-C", str(source), "QWEN3=../prefix", "RPATH=$$ORIGIN"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     product_folder = folder / "product"
@@ -94,7 +95,7 @@ def shipped(name: str, library: Path, folder: Path, product: str) -> Path:
 @pytest.fixture(scope="module")
 def rust_stream(library: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     need("rustc --version", "rustc", (1, 63))
-    return [str(shipped("rust", library, tmp_path_factory.mktemp("rust"), "stream"))]
+    return [str(shipped("rust", library, tmp_path_factory.mktemp("in rust"), "stream"))]
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +247,7 @@ def test_structs_written_by_hand_are_the_header_s(read: Callable[[str], list[tup
 def go_serve(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     need("go version", "golang-go", (1, 19))
     need("gcc --version", "gcc")
-    return shipped("go", library, tmp_path_factory.mktemp("go"), "serve")
+    return shipped("go", library, tmp_path_factory.mktemp("in go"), "serve")
 
 
 @pytest.fixture
