@@ -134,8 +134,8 @@ void check_shapes(const Context& base) {
       {"8b gate_up", 12288, 4096, true, 1024}, {"8b down", 4096, 12288, false, 1024},
       {"8b lm_head", 151936, 4096, false, 17},
   };
-  const int row_counts[] = {1,   2,   3,   7,   8,   9,   16,  17,  33,  64,  65,  127,
-                            128, 129, 256, 257, 300, 384, 512, 600, 640, 700, 1024};
+  const int row_counts[] = {1,   2,   3,   7,   8,   9,   16,  17,  32,  33,  64,  65,
+                            127, 128, 129, 256, 257, 300, 384, 512, 600, 640, 700, 1024};
   size_t most_w = 0, most_x = 0, most_out = 0;
   for (const Shape& s : shapes) {
     most_w = std::max(most_w, (static_cast<size_t>(s.weight_rows()) + 32) * (s.n_in + 64));

@@ -3,8 +3,8 @@
 //
 // Two or three CTAs stand on an SM, and so the next kernel's beside the last of this one: it has asked for its first
 // weights when this one ends. In the model that is worth more than what a product alone shows (bench/LOG.md,
-// 2026-11-30: alone 48.9 us for gate_up of 8B where linear_batch takes 48.4; a decode step of 32 sequences 1.7% faster
-// by it).
+// 2026-11-30: alone 48.9 us for gate_up of 8B where linear_batch takes 48.4; a decode step of 32 sequences some 1.7%
+// faster by it). Its borders were measured on 8B alone.
 //
 // Weights are the M of wgmma, inputs the N, so that of the 64 rows of an instruction none is padding. A CTA has
 // `groups` slabs of 64 outputs, one for each consumer warpgroup, and two warps that fill rings by the copy engine: one
@@ -31,7 +31,9 @@ constexpr int kSlabBytes = kSlabTiles * kPackBlockBytes;  // of one block of col
 constexpr int kInputBytes = kTokens * 128;                // of the same block
 constexpr int kInputStages = 4;
 [[maybe_unused]] constexpr int kEarly = 2;  // stages of weights
-constexpr int kMaxSplitIn = 8192;           // beyond, a stream is long enough for linear_split's deeper ring to win
+// Columns of inputs. From the least on no segment is empty; beyond the most, down_proj's, a split stream is long enough
+// for linear_split's deeper ring to win.
+constexpr int kLeastIn = 4096, kMostSplitIn = 8192;
 
 template <int groups, bool split>
 struct Shape {
@@ -260,10 +262,10 @@ void run(const LinearCall& call, const Context& ctx) {
 }  // namespace
 
 bool linear_slabs_serves(const LinearCall& call, const Context& ctx) {
-  if (call.n_rows > kMaxSlabRows || call.n_in < 4096) return false;
-  // Two CTAs per SM at least; beyond one tile per cluster of the SMs, all at once.
+  if (call.n_rows > kMaxSlabRows || call.n_in < kLeastIn) return false;
+  // Wide: two CTAs per SM at least. Split: all CTAs at once, two per SM; a tile of two slabs has four of them.
   if (call.mode == LinearMode::kGateUp) return call.row_tiles >= 2 * kSlabTiles * ctx.sm_count;
-  return call.mode == LinearMode::kAccumulate && call.n_in <= kMaxSplitIn &&
+  return call.mode == LinearMode::kAccumulate && call.n_in <= kMostSplitIn &&
          call.row_tiles / kSlabTiles <= ctx.sm_count;
 }
 
