@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -45,10 +46,23 @@ class RealServer:
         return self.process.wait(timeout)
 
 
+def thread_names(pid: int) -> set[str]:
+    """Of a process's threads, but those that end while they are asked."""
+    names = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            names.add((task / "comm").read_text().rstrip("\n"))
+    return names
+
+
 def compilers_of(pid: int) -> list[psutil.Process]:
-    """The processes that compile constraints for a server."""
-    children = psutil.Process(pid).children()
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[-1] == COMMAND]
+    """The processes that compile constraints for a server, but those that end while they are asked."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[-1:] == [COMMAND]:
+                found.append(child)
+    return found
 
 
 def gone(process: psutil.Process) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE
+from served import thread_names
 
 from qwen3app import cli
 from qwen3app.abi.engine import Engine
@@ -317,8 +318,7 @@ def test_ctrl_c_ends_a_long_measurement(flags: list[str], tiny_model_dir: Path) 
     """Which would take half a minute here, and hours for a large model: it must not wait for the call under way."""
     argv = [sys.executable, "-m", "qwen3app", *flags, "--repeat", "1000", "--model", str(tiny_model_dir)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        tasks = Path(f"/proc/{process.pid}/task")
-        while not any((task / "comm").read_text() == "qwen3-engine\n" for task in tasks.iterdir()):
+        while "qwen3-engine" not in thread_names(process.pid):
             assert process.poll() is None
             time.sleep(0.05)
         time.sleep(0.5)
