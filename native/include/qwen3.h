@@ -209,6 +209,7 @@ typedef struct qwen3_info {
   char kernels[32];           /* the kernels in use: "avx512bf16", "generic", ... */
   uint64_t graph_bytes;       /* GPU: kept free for recorded steps; else 0 */
   uint64_t total_bytes;       /* GPU: all of its memory; else 0 */
+  uint64_t coded_bytes;       /* GPU: the weights once more, losslessly coded, for steps of few tokens; 0: not kept */
 } qwen3_info;
 
 /* Fills `info`. Its struct_size must be set by the caller. QWEN3_INVALID_ARGUMENT: NULL or too small. Never blocks. */

@@ -122,6 +122,7 @@ class EngineInfo:
     kernels: str
     graph_bytes: int
     total_bytes: int
+    coded_bytes: int
 
 
 @dataclass(frozen=True)

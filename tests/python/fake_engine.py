@@ -54,6 +54,7 @@ def make_info(**changes: object) -> EngineInfo:
         kernels="none",
         graph_bytes=0,
         total_bytes=0,
+        coded_bytes=0,
     )
     return replace(info, **changes)  # type: ignore[arg-type]
 

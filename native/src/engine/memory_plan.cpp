@@ -17,9 +17,15 @@ constexpr double kMemoryFraction = 0.9;
 // Recorded steps: half a MB each or less at 28 layers (native/bench/LOG.md), 256 of them at most.
 constexpr uint64_t kGraphBytes = uint64_t{256} << 20;
 constexpr int kLeastTokenBudget = 512;
+// Coded weights may take one part in so many of the KV pool's memory.
+constexpr uint64_t kCodedShare = 4;
 
 uint64_t less(uint64_t bytes, uint64_t taken) {
   return bytes > taken ? bytes - taken : 0;
+}
+
+int64_t blocks_for(int64_t tokens) {
+  return (tokens + kBlockSize - 1) / kBlockSize;
 }
 
 }  // namespace
@@ -72,33 +78,47 @@ void MemoryPlan::check_weights(uint64_t workspace_bytes) const {
                                           " or lower token_budget");
 }
 
+MemoryPlan::Room MemoryPlan::room(const DeviceInfo& now, uint64_t workspace_bytes) const {
+  const uint64_t beside = workspace_bytes + (shared_out() ? graph_bytes() : weight_bytes_);
+  const uint64_t free = less(now.free_bytes, beside);
+  const uint64_t used = less(before_.free_bytes, now.free_bytes);
+  return {free, shared_out() ? std::min(free, less(limit(), used + beside)) : free};
+}
+
+int64_t MemoryPlan::pool_blocks(uint64_t room) const {
+  const uint64_t block_bytes = Model::kv_block_bytes(config_);
+  if (options_.kv_bytes > 0)
+    return static_cast<int64_t>(std::min<uint64_t>(options_.kv_bytes / block_bytes, INT32_MAX));
+  const int64_t longest = blocks_for(wanted_context());
+  const double share = shared_out() ? 1.0 : kHostKvShare;
+  int64_t n_blocks = static_cast<int64_t>(static_cast<double>(room) * share / static_cast<double>(block_bytes));
+  // A context that was asked for is a promise: take more than the usual share for one such request.
+  if (options_.max_context > 0) n_blocks = std::max(n_blocks, longest);
+  return std::min(n_blocks, longest * options_.max_slots);
+}
+
+uint64_t MemoryPlan::coded_room(const DeviceInfo& now, uint64_t workspace_bytes) const {
+  if (!shared_out()) return 0;
+  const uint64_t share = room(now, workspace_bytes).share;
+  const uint64_t block_bytes = Model::kv_block_bytes(config_);
+  const uint64_t pool = static_cast<uint64_t>(pool_blocks(share)) * block_bytes;
+  if (options_.kv_bytes > 0) return less(share, pool);
+  const uint64_t longest = static_cast<uint64_t>(blocks_for(wanted_context())) * block_bytes;
+  return less(share, std::max(pool - pool / kCodedShare, longest));
+}
+
 KvSize MemoryPlan::size_kv(const DeviceInfo& now, uint64_t workspace_bytes) const {
   if (options_.max_context > config_.max_positions)
     throw Error(Status::kInvalidArgument, "max_context is " + std::to_string(options_.max_context) +
                                               ", but the model was made for " + std::to_string(config_.max_positions) +
                                               " tokens; extend it with yarn_factor, or ask for less");
-  const int64_t wanted_context = options_.max_context > 0 ? options_.max_context : config_.max_positions;
-  const auto blocks_for = [](int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; };
+  const int64_t wanted = wanted_context();
   const uint64_t block_bytes = Model::kv_block_bytes(config_);
 
-  // Room for what is asked for by size, and what the pool may take by itself.
   const bool known = now.free_bytes > 0;
-  const uint64_t beside = workspace_bytes + (shared_out() ? graph_bytes() : weight_bytes_);
-  const uint64_t free = less(now.free_bytes, beside);
-  const uint64_t used = less(before_.free_bytes, now.free_bytes);
-  const uint64_t room = shared_out() ? std::min(free, less(limit(), used + beside)) : free;
-
+  const auto [free, room] = this->room(now, workspace_bytes);
   const bool by_size = options_.kv_bytes > 0;
-  int64_t n_blocks;
-  if (by_size) {
-    n_blocks = static_cast<int64_t>(std::min<uint64_t>(options_.kv_bytes / block_bytes, INT32_MAX));
-  } else {
-    const double share = shared_out() ? 1.0 : kHostKvShare;
-    n_blocks = static_cast<int64_t>(static_cast<double>(room) * share / static_cast<double>(block_bytes));
-    // A context that was asked for is a promise: take more than the usual share for one such request.
-    if (options_.max_context > 0) n_blocks = std::max(n_blocks, blocks_for(wanted_context));
-    n_blocks = std::min(n_blocks, blocks_for(wanted_context) * options_.max_slots);
-  }
+  const int64_t n_blocks = pool_blocks(room);
   const uint64_t available = by_size ? free : room;
   const auto fitting = [&](uint64_t bytes) {
     return std::to_string(
@@ -107,7 +127,7 @@ KvSize MemoryPlan::size_kv(const DeviceInfo& now, uint64_t workspace_bytes) cons
   if (known && static_cast<uint64_t>(n_blocks) * block_bytes > available)
     throw Error(Status::kOutOfMemory,
                 (by_size ? "a KV pool of " + gib(options_.kv_bytes) + " was asked for"
-                         : "a context of " + std::to_string(wanted_context) + " tokens needs " +
+                         : "a context of " + std::to_string(wanted) + " tokens needs " +
                                gib(static_cast<uint64_t>(n_blocks) * block_bytes) + " of KV") +
                     ", but beside the weights only " + gib(available) + " are left (" + ledger(workspace_bytes) +
                     "); the largest context that fits is " + fitting(available) +
@@ -123,7 +143,7 @@ KvSize MemoryPlan::size_kv(const DeviceInfo& now, uint64_t workspace_bytes) cons
                 "max_context is " + std::to_string(options_.max_context) + ", but a KV pool of " +
                     gib(options_.kv_bytes) + " holds " + std::to_string(capacity) + " tokens; give it " +
                     gib(static_cast<uint64_t>(blocks_for(options_.max_context)) * block_bytes) + " or more");
-  return {n_blocks, std::min(wanted_context, capacity)};
+  return {n_blocks, std::min(wanted, capacity)};
 }
 
 }  // namespace qwen3

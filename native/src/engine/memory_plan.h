@@ -1,9 +1,10 @@
 // How an engine divides a device's memory: what it may take in all, whether the weights fit, how many KV blocks remain.
 // Arithmetic on byte counts; it knows no device. Used while an engine opens.
 //
-// A GPU is shared out by a fraction of all its memory: weights, workspace, recorded steps and KV pool together stay
-// below it, and below what is free. On the CPU the weights are mapped files, whose memory counts as free, and the KV
-// pool takes a quarter of what they leave.
+// A GPU is shared out by a fraction of all its memory: weights, coded weights, workspace, recorded steps and KV pool
+// together stay below it, and below what is free. Coded weights only make steps faster: they get what the pool does not
+// take, and a quarter of what it would. On the CPU the weights are mapped files, whose memory counts as free, and the
+// KV pool takes a quarter of what they leave.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +32,23 @@ class MemoryPlan {
   int fitting_token_budget(const Ops& ops) const;
   // Throws Error(kOutOfMemory) if weights and workspace leave no room for a single KV block.
   void check_weights(uint64_t workspace_bytes) const;
-  // now: the device when the weights are loaded. Throws Error: kOutOfMemory, kInvalidArgument (max_context against the
-  // model or against kv_bytes).
+  // What the weights' smaller form may take (Ops::code). It leaves a pool whose size was asked for, else three quarters
+  // of the pool and one request of the longest context: size_kv() refuses nothing because of it. now: the device when
+  // the weights are loaded.
+  uint64_t coded_room(const DeviceInfo& now, uint64_t workspace_bytes) const;
+  // now: the device when the weights are loaded, and coded. Throws Error: kOutOfMemory, kInvalidArgument (max_context
+  // against the model or against kv_bytes).
   KvSize size_kv(const DeviceInfo& now, uint64_t workspace_bytes) const;
 
  private:
+  struct Room {
+    uint64_t free;   // beside all that is not KV
+    uint64_t share;  // of it, what this engine may take by itself
+  };
+  Room room(const DeviceInfo& now, uint64_t workspace_bytes) const;
+  // Of the KV pool, if `room` bytes are left.
+  int64_t pool_blocks(uint64_t room) const;
+  int64_t wanted_context() const { return options_.max_context > 0 ? options_.max_context : config_.max_positions; }
   bool shared_out() const { return before_.owns_weights; }
   uint64_t limit() const;
   std::string ledger(uint64_t workspace_bytes) const;

@@ -79,6 +79,7 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
   auto weights = std::make_unique<Weights>(std::move(checkpoint), config, *ops, [this](uint64_t done, uint64_t total) {
     return progress("weights", done, total);
   });
+  const uint64_t coded = weights->code(*ops, plan.coded_room(ops->info(), workspace));
   const KvSize kv = plan.size_kv(ops->info(), workspace);
   report("kv", 0, 1);
 
@@ -108,6 +109,7 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
   info_.graph_bytes = plan.graph_bytes();
   info_.free_bytes = device.free_bytes;
   info_.total_bytes = device.total_bytes;
+  info_.coded_bytes = coded;
   copy_text(info_.device, device.device);
   copy_text(info_.device_name, device.device_name);
   copy_text(info_.kernels, device.kernels);
@@ -127,8 +129,9 @@ void Engine::load(const std::string& model_dir, const qwen3_options& options, co
 
   info_.open_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   log(QWEN3_LOG_INFO, "model ready on " + device.device + " (" + device.device_name + ", " + device.kernels +
-                          "): weights " + gib(info_.weight_bytes) + ", KV " + gib(info_.kv_bytes) + " = " +
-                          std::to_string(kv.n_blocks * kBlockSize) + " tokens, workspace " + gib(workspace));
+                          "): weights " + gib(info_.weight_bytes) + (coded > 0 ? " and coded " + gib(coded) : "") +
+                          ", KV " + gib(info_.kv_bytes) + " = " + std::to_string(kv.n_blocks * kBlockSize) +
+                          " tokens, workspace " + gib(workspace));
 }
 
 void Engine::log(qwen3_log_level level, const std::string& line) const {

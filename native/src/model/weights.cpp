@@ -90,4 +90,15 @@ Weights::Weights(Checkpoint checkpoint, const ModelConfig& config, Ops& ops, con
   ops.finish_loading();
 }
 
+uint64_t Weights::code(Ops& ops, uint64_t room) {
+  std::vector<LinearWeight*> worth;
+  const auto add = [&](LinearWeight& weight) {
+    if (ops.worth_coding(weight)) worth.push_back(&weight);
+  };
+  for (LayerWeights& layer : layers)
+    for (LinearWeight* weight : {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj}) add(*weight);
+  add(lm_head);
+  return worth.empty() ? 0 : ops.code(worth, room);
+}
+
 }  // namespace qwen3

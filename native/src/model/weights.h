@@ -31,6 +31,9 @@ class Weights {
   // Keeps the checkpoint's mapping: on the CPU the weights are the mapped file.
   Weights(Checkpoint checkpoint, const ModelConfig& config, Ops& ops, const LoadProgress& progress);
 
+  // Has the backend keep them in its smaller form too (Ops::code), in at most `room` bytes. Returns the bytes taken.
+  uint64_t code(Ops& ops, uint64_t room);
+
   LinearWeight embed_tokens;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
   const bf16* norm;          // [hidden]

@@ -56,12 +56,14 @@ enum class LinearLayout {
 struct LinearWeight {
   int n_out = 0;  // of all parts together
   int n_in = 0;
+  LinearLayout layout = LinearLayout::kConcat;
   int n_parts = 0;
   struct Part {
     const bf16* data;  // [rows, n_in]
     int rows;
   };
   std::array<Part, 3> parts{};
+  const void* coded = nullptr;  // the same weights once more, in fewer bytes, where a backend keeps them so (code())
 };
 
 // The step's index arrays, in device memory. A step holds the new tokens ("queries") of n_seqs sequences, one sequence
@@ -321,6 +323,12 @@ class Ops {
   virtual const float* load_floats(std::span<const float> values) = 0;
   // Returns when all of it is on the device; frees what loading took.
   virtual void finish_loading() {}
+  // Keeps loaded weights in a smaller form too, for steps of few rows, which take as long as their weights take to
+  // read: all that have such a form, or none if they take more than `room` bytes of DeviceInfo::free_bytes, where an
+  // allocator's rounding counts. Returns the bytes that they take.
+  virtual uint64_t code(std::span<LinearWeight* const> /*weights*/, uint64_t /*room*/) { return 0; }
+  // Whether steps of few rows would gain by it.
+  virtual bool worth_coding(const LinearWeight& /*weight*/) const { return false; }
 
   // ---- one step
   // Makes the step's arrays visible to the ops; valid until the next call. Rows may come alone (n_tokens 0), for the

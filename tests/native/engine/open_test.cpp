@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "engine/host.h"
+#include "engine/memory_plan.h"
 
 using host::kBlockBytes;
 using host::options;
@@ -18,11 +19,18 @@ namespace {
 struct Memory {
   uint64_t free_bytes = uint64_t{1} << 30;
   uint64_t total_bytes = 0;
+  uint64_t coded_bytes = 0;  // what coding the weights takes, if it may
+};
+
+// What the device was told when the weights might be coded.
+struct Coding {
+  size_t n_weights;
+  uint64_t room;
 };
 
 class SmallOps final : public qwen3::Ops {
  public:
-  explicit SmallOps(const Memory& memory) : memory_(memory) {}
+  SmallOps(const Memory& memory, Coding& coding) : memory_(memory), coding_(coding) {}
   qwen3::DeviceInfo info() const override {
     qwen3::DeviceInfo info = toy_.info();
     info.device_name = "a small toy";
@@ -45,6 +53,13 @@ class SmallOps final : public qwen3::Ops {
     return toy_.load_vector(t);
   }
   const float* load_floats(std::span<const float> v) override { return toy_.load_floats(v); }
+  bool worth_coding(const qwen3::LinearWeight&) const override { return true; }
+  uint64_t code(std::span<qwen3::LinearWeight* const> weights, uint64_t room) override {
+    coding_ = {weights.size(), room};
+    if (memory_.coded_bytes > room) return 0;
+    taken_ += memory_.coded_bytes;
+    return memory_.coded_bytes;
+  }
   qwen3::BatchView upload_batch(const qwen3::BatchArrays& a) override { return toy_.upload_batch(a); }
   void embed(const qwen3::EmbedArgs&) override {}
   void rope_angles(const qwen3::RopeAnglesArgs&) override {}
@@ -65,6 +80,7 @@ class SmallOps final : public qwen3::Ops {
   }
 
   const Memory memory_;
+  Coding& coding_;
   uint64_t taken_ = 0;  // by weights
   toy::ToyOps toy_{std::make_shared<toy::Faults>()};
 };
@@ -72,6 +88,7 @@ class SmallOps final : public qwen3::Ops {
 struct Opened {
   qwen3_info info;
   BackendOptions asked;
+  Coding coding;
 };
 
 // Opens and closes an engine on a device that says it has this memory.
@@ -81,7 +98,7 @@ Opened open(const qwen3_options& o, const Memory& memory = {}) {
   Opened opened{};
   const Engine engine(dir.path(), o, [&](const BackendOptions& asked) {
     opened.asked = asked;
-    return std::make_unique<SmallOps>(memory);
+    return std::make_unique<SmallOps>(memory, opened.coding);
   });
   opened.info = engine.info();
   return opened;
@@ -89,6 +106,13 @@ Opened open(const qwen3_options& o, const Memory& memory = {}) {
 
 Opened open(const qwen3_options& o, uint64_t free_bytes) {
   return open(o, Memory{.free_bytes = free_bytes});
+}
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+// All that a GPU's ledger counts.
+uint64_t used(const qwen3_info& i) {
+  return i.weight_bytes + i.coded_bytes + i.workspace_bytes + i.graph_bytes + i.kv_bytes;
 }
 
 }  // namespace
@@ -173,7 +197,6 @@ TEST("open: the pool's size follows kv_bytes, or the memory that is left, or the
 }
 
 TEST("open: a GPU is shared out by a fraction of all its memory") {
-  constexpr uint64_t kMiB = uint64_t{1} << 20;
   qwen3_options o = options();
   o.kv_bytes = 0;
   o.max_slots = o.token_budget = 0;
@@ -183,7 +206,6 @@ TEST("open: a GPU is shared out by a fraction of all its memory") {
   CHECK_EQ(info.total_bytes, 10'000 * kMiB);
   CHECK_EQ(info.graph_bytes, 256 * kMiB);
   // The default, 0.9 of it, is more than is free: all that is free is divided.
-  const auto used = [](const qwen3_info& i) { return i.weight_bytes + i.workspace_bytes + i.graph_bytes + i.kv_bytes; };
   CHECK(used(info) <= 8000 * kMiB && used(info) + kBlockBytes > 8000 * kMiB);
 
   // Half of it, whatever else holds memory.
@@ -218,6 +240,97 @@ TEST("open: a GPU is shared out by a fraction of all its memory") {
   CHECK_THROWS_WITH(open(o, gib), Error, "the model does not fit: 0.2");
   CHECK_THROWS_WITH(open(o, gib), Error, "gpu_memory_fraction allows 0.10 GiB); free memory of the GPU, raise");
   CHECK_THROWS_WITH(open(o, Memory{.free_bytes = kMiB, .total_bytes = 1000 * kMiB}), Error, "0.00 GiB were free");
+}
+
+TEST("open: coded weights take a quarter of the KV pool at most") {
+  qwen3_options o = options();
+  o.kv_bytes = 0;
+  o.max_slots = o.token_budget = 0;
+  Memory gpu{.free_bytes = 8000 * kMiB, .total_bytes = 10'000 * kMiB};
+  const Opened plain = open(o, gpu);
+  CHECK_EQ(plain.coding.n_weights, 9u);  // four of each layer, and the head
+  CHECK_EQ(plain.info.coded_bytes, 0u);
+  const uint64_t room = plain.coding.room;
+  CHECK_EQ(room, 8000 * kMiB - used(plain.info) + plain.info.kv_bytes / 4);
+
+  host::Log log;
+  o.log = host::Log::write;
+  o.log_user = &log;
+  gpu.coded_bytes = room;
+  const qwen3_info coded = open(o, gpu).info;
+  CHECK(log.contains(" and coded " + qwen3::gib(room) + ", KV "));
+  CHECK_EQ(coded.coded_bytes, room);
+  CHECK(used(coded) <= 8000 * kMiB && used(coded) + kBlockBytes > 8000 * kMiB);
+  CHECK_EQ(coded.kv_bytes, (plain.info.kv_bytes - plain.info.kv_bytes / 4) / kBlockBytes * kBlockBytes);
+  CHECK_EQ(coded.max_context, plain.info.max_context);
+  CHECK_EQ(coded.weight_bytes, plain.info.weight_bytes);
+  CHECK_EQ(coded.token_budget, plain.info.token_budget);
+
+  // What does not fit, and a CPU's, changes nothing.
+  gpu.coded_bytes = room + 1;
+  const qwen3_info without = open(o, gpu).info;
+  CHECK_EQ(without.coded_bytes, 0u);
+  CHECK_EQ(without.n_blocks, plain.info.n_blocks);
+  CHECK_EQ(log.count("and coded"), 1);
+  const Opened cpu = open(o, Memory{.coded_bytes = 1});
+  CHECK_EQ(cpu.coding.room, 0u);
+  CHECK_EQ(cpu.info.coded_bytes, 0u);
+
+  // The fraction holds for all of it together.
+  o.gpu_memory_fraction = 0.5;
+  gpu.coded_bytes = 1000 * kMiB;
+  const qwen3_info half = open(o, gpu).info;
+  CHECK_EQ(half.coded_bytes, 1000 * kMiB);
+  CHECK(used(half) <= 5000 * kMiB && used(half) + kBlockBytes > 5000 * kMiB);
+}
+
+TEST("open: coded weights take nothing of a pool or context that was asked for, nor of the longest request") {
+  qwen3_options o = options();
+  o.kv_bytes = kMiB;
+  o.token_budget = 512;
+  o.gpu_memory_fraction = 1;
+  Memory gpu{.free_bytes = 1000 * kMiB, .total_bytes = 1000 * kMiB};
+  const uint64_t beside = used(open(o, gpu).info) - kMiB;  // all but the pool
+  // Opens with so much left beside weights and workspace, and coded weights that take all they may.
+  const auto open_with = [&](uint64_t left) {
+    gpu = {.free_bytes = beside + left, .total_bytes = beside + left};
+    gpu.coded_bytes = open(o, gpu).coding.room;
+    return open(o, gpu).info;
+  };
+  // By size: all else is theirs, down to nothing.
+  o.kv_bytes = 700 * kMiB;
+  for (const uint64_t more : {200 * kMiB, uint64_t{1}, uint64_t{0}}) {
+    const qwen3_info info = open_with(700 * kMiB + more);
+    CHECK_EQ(info.kv_bytes, 700 * kMiB);
+    CHECK_EQ(info.coded_bytes, more);
+  }
+  // Such a pool may exceed the fraction, they may not.
+  o.gpu_memory_fraction = 0.5;
+  qwen3_info info = open_with(900 * kMiB);
+  CHECK_EQ(info.kv_bytes, 700 * kMiB);
+  CHECK_EQ(info.coded_bytes, 0u);
+  o.gpu_memory_fraction = 1;
+
+  // 40,960 tokens, asked for or the model's own, are 40 MiB.
+  o.kv_bytes = 0;
+  for (const int32_t context : {40'960, 0}) {
+    o.max_context = context;
+    info = open_with(44 * kMiB);
+    CHECK_EQ(info.coded_bytes, 4 * kMiB);
+    CHECK_EQ(info.max_context, 40'960);
+    CHECK_EQ(open_with(40 * kMiB).coded_bytes, 0u);
+    CHECK_EQ(open_with(64 * kMiB).coded_bytes, 16 * kMiB);
+  }
+  info = open_with(30 * kMiB);  // less than one such request
+  CHECK_EQ(info.coded_bytes, 0u);
+  CHECK_EQ(info.kv_bytes, 30 * kMiB);
+
+  // A pool that is bound by the requests that run at once leaves them the rest.
+  o.max_context = 1024;
+  o.max_slots = 4;
+  info = open_with(100 * kMiB);
+  CHECK_EQ(info.coded_bytes, 97 * kMiB);
+  CHECK_EQ(info.kv_bytes, 3 * kMiB);
 }
 
 TEST("open: what the host asked for reaches the backend, and info says what it got") {

@@ -160,6 +160,13 @@ const LinearWeight* Device::linear(const std::vector<std::vector<bf16>>& parts, 
   return &weights_.back();
 }
 
+const LinearWeight* Device::coded(const LinearWeight& weight) {
+  LinearWeight& copy = weights_.emplace_back(weight);
+  LinearWeight* const all[] = {&copy};
+  ops_->code(all, UINT64_MAX);
+  return copy.coded != nullptr ? &copy : nullptr;
+}
+
 std::vector<float> Device::read(const float* from, size_t n) {
   std::vector<float> out(n);
   ops_->download(out, from);

@@ -77,6 +77,8 @@ class Device {
   // parts: [outputs, n_in] each; they must live as long as the device, which may use them where they are. Call
   // Ops::finish_loading after the last; what loading sets up is dear, so load all weights of a group at once.
   const LinearWeight* linear(const std::vector<std::vector<bf16>>& parts, int n_in, LinearLayout layout);
+  // The same weight, with its smaller form too (Ops::code); nullptr if it has none here.
+  const LinearWeight* coded(const LinearWeight& weight);
 
   std::vector<float> read(const float* from, size_t n);
   std::vector<bf16> read(const bf16* from, size_t n);

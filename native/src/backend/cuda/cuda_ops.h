@@ -40,6 +40,8 @@ class CudaOps final : public Ops {
   const bf16* load_vector(const HostMatrix& vector) override;
   const float* load_floats(std::span<const float> values) override;
   void finish_loading() override { upload_.finish(memory_, ctx_); }
+  uint64_t code(std::span<LinearWeight* const> weights, uint64_t room) override;
+  bool worth_coding(const LinearWeight& weight) const override;
   BatchView upload_batch(const BatchArrays& arrays) override;
   void embed(const EmbedArgs& args) override;
   void rope_angles(const RopeAnglesArgs& args) override;

@@ -62,4 +62,46 @@ struct PackArgs {
 };
 void pack(const PackArgs& args, const Context& ctx);
 
+// ---- coded weights (code_weight.cu): the same weights in 12.25 bits instead of 16, exactly; for products of few rows,
+// which take as long as their weights take to read.
+//
+// The exponents of a trained row lie close together. Each row gets a window of 16 exponents, `base` to base + 15, and
+// each weight a code of 4 bits, its exponent less base; sign and mantissa stay. What lies outside of its window
+// (zeros too, one in ten thousand of normal weights) is an escape: place and bits in one of 8 words that each block has
+// for them. A weight with a block of more than 8 escapes has no coded form.
+//
+// Blocks are those of packed weights. Four row tiles are a slab, [slabs][column blocks][6,272 bytes], so that copies
+// are of whole lines of 128 bytes: four times [2][32 lanes][4] words of signs and mantissas, [32 lanes][4] words of
+// codes, and then the escapes, [4 row tiles][8]. A lane's words are the weights that it holds as an operand A of four
+// products of 16 x 16 (mma.sync and wgmma agree); coded_weight.cuh has the bits. Behind the blocks are the rows' bases,
+// a byte each.
+inline constexpr int kSlabTiles = 4;
+inline constexpr int kCodedEscapes = 8;
+inline constexpr int kCodesAt = kPackRows * kPackCols;           // of a row tile's block
+inline constexpr int kCodedTileBytes = kCodesAt + kCodesAt / 2;  // of a block in memory, without its escapes
+inline constexpr int kEscapeBytes = kCodedEscapes * 4;
+inline constexpr int kEscapesAt = kSlabTiles * kCodedTileBytes;  // of a slab's block
+inline constexpr int kSlabBytes = kEscapesAt + kSlabTiles * kEscapeBytes;
+
+inline int slab_count(int row_tiles) {
+  return (row_tiles + kSlabTiles - 1) / kSlabTiles;
+}
+inline size_t coded_blocks_bytes(int row_tiles, int col_blocks) {
+  return static_cast<size_t>(slab_count(row_tiles)) * col_blocks * kSlabBytes;
+}
+inline size_t coded_bytes(int row_tiles, int col_blocks) {
+  return coded_blocks_bytes(row_tiles, col_blocks) + static_cast<size_t>(row_tiles) * kPackRows;
+}
+
+struct CodeArgs {
+  const bf16* packed;
+  int row_tiles;
+  int col_blocks;
+  int n_in;
+  uint8_t* blocks;     // coded_blocks_bytes(), 128-byte aligned
+  uint8_t* bases;      // [row_tiles][16]
+  int32_t* overflows;  // is increased for every block with more escapes than there is room for
+};
+void code_weight(const CodeArgs& args, const Context& ctx);
+
 }  // namespace qwen3::cuda

@@ -12,6 +12,11 @@ namespace {
 constexpr int kHopperDecodeRows = 16;
 // Up to here it is as fast as linear_split, and attention, which follows qkv_proj, can begin beside its small CTAs.
 constexpr int kHopperDecodeRowsOfQkv = 32;
+// The first of these where linear_coded serves too, if the weight is wide.
+constexpr int kHopperDecodeRowsOfWide = 12;
+// Columns of inputs from which a narrow coded weight is faster by linear_coded than a packed one by linear_split: 8B's
+// down_proj has 12,288, its o_proj, equal, 4,096.
+constexpr int kLeastNarrowIn = 8192;
 
 }  // namespace
 
@@ -29,6 +34,10 @@ LinearCall make_linear_call(LinearMode mode, const bf16* x, int n_rows, const Li
   call.weight = weight.parts[0].data;
   call.row_tiles = pack_row_tiles(weight.n_out, layout);
   call.col_blocks = pack_col_blocks(weight.n_in);
+  if (weight.coded != nullptr) {
+    call.coded = static_cast<const uint8_t*>(weight.coded);
+    call.coded_bases = call.coded + coded_blocks_bytes(call.row_tiles, call.col_blocks);
+  }
   call.n_out = mode == LinearMode::kGateUp ? weight.n_out / 2 : weight.n_out;
   return call;
 }
@@ -38,6 +47,12 @@ void linear_any(const LinearCall& call, const Context& ctx) {
   if (!ctx.hopper) {
     if (call.n_rows <= kMaxDecodeRows) return linear_decode(call, ctx);
     return linear_generic(call, ctx);
+  }
+  if (call.coded != nullptr) {
+    const bool wide = is_wide(call, ctx);
+    if (call.n_rows <= (wide ? kHopperDecodeRowsOfWide : kHopperDecodeRows)) return linear_decode(call, ctx);
+    if ((wide || call.n_in >= kLeastNarrowIn) && linear_coded_serves(call, ctx)) return linear_coded(call, ctx);
+    if (call.mode == LinearMode::kStore && call.n_rows <= kHopperDecodeRowsOfQkv) return linear_decode(call, ctx);
   }
   // Narrow: not even one tile of 16 outputs per SM. 8 rows and fewer are quick anyway.
   const bool narrow = call.row_tiles < ctx.sm_count;

@@ -18,7 +18,9 @@
 // Row n of the output tile and token t: accumulators c0 (n = g, t = 2q), c1 (g, 2q + 1), c2 (g + 8, 2q), c3; g and q
 // as in ptx.cuh. Rows past the end of x are zeros, never stored.
 #include <string>
+#include <type_traits>
 
+#include "backend/cuda/coded_weight.cuh"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/linear_epilogue.cuh"
 #include "backend/cuda/linear_kernels.h"
@@ -32,56 +34,82 @@ constexpr int kThreads = 32 * kSegments;  // 8 tokens of a tile, an output each
 static_assert(kThreads == 8 * kPackRows);
 constexpr int kSumStride = 20;  // floats between tokens of a partial sum [token][16 rows]: no bank conflicts
 
-__host__ __device__ constexpr int slot_bytes(int groups) {
-  return kPackBlockBytes + groups * 1024;
+// Of a block in a slot.
+__host__ __device__ constexpr int block_bytes(bool coded) {
+  return coded ? kCodedTileBytes + kEscapeBytes : kPackBlockBytes;
 }
-constexpr size_t shared_bytes(int groups, int ring) {
-  return static_cast<size_t>(kSegments) * ring * slot_bytes(groups) + 1024;  // 1,024: to align the base
+// Where a slot's inputs begin: aligned for their swizzle.
+__host__ __device__ constexpr int inputs_at(bool coded) {
+  return (block_bytes(coded) + 127) / 128 * 128;
+}
+__host__ __device__ constexpr int slot_bytes(bool coded, int groups) {
+  return inputs_at(coded) + groups * 1024;
+}
+constexpr size_t shared_bytes(bool coded, int groups, int ring) {
+  return static_cast<size_t>(kSegments) * ring * slot_bytes(coded, groups) + 1024;  // 1,024: to align the base
 }
 
-// One block of 64 columns of weights and inputs, as mma.sync takes them: 4 steps of 16 columns.
-template <int groups>
-struct Operands {
+// A block's weights as mma.sync takes them: 4 steps of 16 columns.
+struct PackedBlock {
   uint32_t a[4][4];
+};
+
+// The same block of columns of the inputs.
+template <int groups>
+struct Inputs {
   uint32_t b[2][groups][4];  // two steps each
 
-  // `weights` and `inputs` are the addresses of this lane's rows (below). All is asked for at once, so that its latency
-  // shows once.
-  __device__ __forceinline__ void load(uint32_t weights, uint32_t inputs) {
+  // rows: this lane's (below).
+  __device__ __forceinline__ void load_half(int half, uint32_t rows) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      ldmatrix_x4(a[2 * half], weights + half * 512);
-#pragma unroll
-      for (int j = 0; j < groups; j++) ldmatrix_x4(b[half][j], (inputs ^ half * 64) + j * 1024);
-      ldmatrix_x4(a[2 * half + 1], weights + half * 512 + 256);
-    }
+    for (int j = 0; j < groups; j++) ldmatrix_x4(b[half][j], (rows ^ half * 64) + j * 1024);
   }
-  __device__ __forceinline__ void multiply(float (&acc)[groups][4]) const {
+  template <int step>
+  __device__ __forceinline__ void multiply(const uint32_t (&a)[4], float (&acc)[groups][4]) const {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-      for (int j = 0; j < groups; j++) mma_bf16(acc[j], a[2 * half], b[half][j][0], b[half][j][1]);
-#pragma unroll
-      for (int j = 0; j < groups; j++) mma_bf16(acc[j], a[2 * half + 1], b[half][j][2], b[half][j][3]);
+    for (int j = 0; j < groups; j++) {
+      const uint32_t (&in)[4] = b[step / 2][j];
+      mma_bf16(acc[j], a, in[step % 2 * 2], in[step % 2 * 2 + 1]);
     }
   }
 };
-// Matrices of a ldmatrix of A: (rows 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15); of B: chunks 4 half .. 4 half
-// + 3 of 8 columns, which the swizzle has 64 bytes apart.
+
+// Reads a block and its inputs from shared memory. All is asked for at once, so that its latency shows once.
+template <int groups>
+__device__ __forceinline__ void load(PackedBlock& block, uint32_t weights, Inputs<groups>& to, uint32_t inputs,
+                                     const CodedLane&) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    ldmatrix_x4(block.a[2 * half], weights + half * 512);
+    to.load_half(half, inputs);
+    ldmatrix_x4(block.a[2 * half + 1], weights + half * 512 + 256);
+  }
+}
+template <int groups>
+__device__ __forceinline__ void load(CodedBlock& block, uint32_t weights, Inputs<groups>& to, uint32_t inputs,
+                                     const CodedLane& own) {
+  block.load(weights, weights + kCodedTileBytes, own);
+  to.load_half(0, inputs);
+  to.load_half(1, inputs);
+}
+
+// Where a lane's rows of packed weights begin. Matrices of a ldmatrix: (rows 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15),
+// (8-15, 8-15).
 __device__ __forceinline__ uint32_t weight_rows(int lane) {
   return lane / 8 % 2 * 1024 + lane / 16 * 128 + lane % 8 * 16;
 }
+// Matrices of a ldmatrix of inputs: chunks 4 half .. 4 half + 3 of 8 columns, which the swizzle has 64 bytes apart.
 __device__ __forceinline__ uint32_t input_rows(int lane) {
-  return kPackBlockBytes + lane % 8 * 128 + ((lane / 8 ^ lane % 8) << 4);
+  return lane % 8 * 128 + ((lane / 8 ^ lane % 8) << 4);
 }
 
 // first_wave: CTAs that run at once, and so wait for the kernel before.
-template <int groups, int ring, int early>
+template <bool coded, int groups, int ring, int early>
 __global__ void __launch_bounds__(kThreads)
     linear_decode_kernel(const __grid_constant__ LinearCall call, int first_wave) {
   extern __shared__ uint8_t raw_shared[];
-  constexpr int kSlot = slot_bytes(groups);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr int kSlot = slot_bytes(coded, groups), kBlock = block_bytes(coded), kInputsAt = inputs_at(coded);
+  const int warp = threadIdx.x / 32, lane = coded ? lane_id() : static_cast<int>(threadIdx.x % 32);
   const int begin = warp * call.col_blocks / kSegments, end = (warp + 1) * call.col_blocks / kSegments;
   const int n = end - begin;
   const uint32_t base = (shared_address(raw_shared) + 1023) & ~1023u;
@@ -92,12 +120,20 @@ __global__ void __launch_bounds__(kThreads)
   // This lane's part of a block's weights: 16 of every 512 bytes; of its inputs: a chunk of 8 columns of row lane / 8
   // and of every fourth row from there. Both walk from block to block, so that little arithmetic stands between a wait
   // and the products.
-  const uint8_t* weight = reinterpret_cast<const uint8_t*>(call.weight) +
-                          (static_cast<int64_t>(blockIdx.x) * call.col_blocks + begin) * kPackBlockBytes + lane * 16;
+  const int tile = static_cast<int>(blockIdx.x), slab_tile = tile % kSlabTiles;
+  const uint8_t* weight =
+      coded ? call.coded + (static_cast<int64_t>(tile / kSlabTiles) * call.col_blocks + begin) * kSlabBytes +
+                  slab_tile * kCodedTileBytes + lane * 16
+            : reinterpret_cast<const uint8_t*>(call.weight) +
+                  (static_cast<int64_t>(blockIdx.x) * call.col_blocks + begin) * kPackBlockBytes + lane * 16;
+  const int escapes_from = kEscapesAt + slab_tile * (kEscapeBytes - kCodedTileBytes);  // `weight`
   auto fill_weight = [&](uint32_t to) {
 #pragma unroll
-    for (int c = 0; c < 4; c++) cp_async_16(to + c * 512, weight + c * 512, 16);
-    weight += kPackBlockBytes;
+    for (int c = 0; c < kBlock / 512; c++) cp_async_16(to + c * 512, weight + c * 512, 16);
+    if constexpr (coded) {
+      if (lane < kEscapeBytes / 16) cp_async_16(to + kCodedTileBytes, weight + escapes_from, 16);
+    }
+    weight += coded ? kSlabBytes : kPackBlockBytes;
   };
   const int x_col = begin * kPackCols + lane % 8 * 8;
   const uint16_t* x = call.x + static_cast<int64_t>(lane / 8) * n_in + x_col;
@@ -113,7 +149,8 @@ __global__ void __launch_bounds__(kThreads)
     x_left -= kPackCols;
   };
   uint32_t weight_to = slots + lane * 16;
-  uint32_t input_to = slots + kPackBlockBytes + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
+  uint32_t input_to = slots + kInputsAt + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
+  const CodedLane coded_lane = coded ? CodedLane(call.coded_bases + blockIdx.x * kPackRows, lane) : CodedLane();
   griddep_launch();
 #pragma unroll
   for (int i = 0; i < ring; i++) {
@@ -146,15 +183,13 @@ __global__ void __launch_bounds__(kThreads)
       old[i] = call.out[static_cast<int64_t>(token) * call.n_out + out];
     }
   }
-  // A block's operands are read from shared memory while the block before is multiplied: a chain of products that
-  // waits for nothing but itself. Then its slot is free.
-  Operands<groups> operands[2];
-  uint32_t weight_at = slots + weight_rows(lane), input_at = slots + input_rows(lane);
+  uint32_t weight_at = slots + (coded ? 0 : weight_rows(lane)), input_at = slots + kInputsAt + input_rows(lane);
   int slot = 0;
-  auto take = [&](int i, Operands<groups>& to) {
+  // Reads block i from shared memory; all is asked for at once, so that its latency shows once. Then its slot is free.
+  auto take = [&](int i, auto& block, Inputs<groups>& to) {
     cp_async_wait<ring - 1>();
     __syncwarp();
-    to.load(weight_at, input_at);
+    load(block, weight_at, to, input_at, coded_lane);
     __syncwarp();
     if (i + ring < n) {
       fill_weight(weight_to);
@@ -169,12 +204,47 @@ __global__ void __launch_bounds__(kThreads)
     weight_to += step;
     input_to += step;
   };
-  if (n > 0) take(0, operands[0]);
-  for (int i = 0; i < n; i += 2) {
+  // Two blocks at hand: what the next one needs before its products happens beside this one's, a chain that waits for
+  // nothing but itself.
+  Inputs<groups> inputs[2];
+  if constexpr (coded) {
+    CodedBlock block;
+    uint32_t a[2][4][4];
+    if (n > 0) {
+      take(0, block, inputs[0]);
+      block.expand_all(coded_lane, a[0]);
+    }
+    if (n > 1) take(1, block, inputs[1]);
+    for (int i = 0; i < n; i += 2) {
 #pragma unroll
-    for (int odd = 0; odd < 2; odd++) {
-      if (i + odd + 1 < n) take(i + odd + 1, operands[1 - odd]);
-      if (i + odd < n) operands[odd].multiply(acc);
+      for (int odd = 0; odd < 2; odd++) {
+        if (i + odd >= n) continue;
+        const uint32_t escapes = block.escapes();  // in the last turn of a block long gone, for nothing
+        inputs[odd].template multiply<0>(a[odd][0], acc);
+        block.expand<0>(coded_lane, a[1 - odd][0]);
+        inputs[odd].template multiply<1>(a[odd][1], acc);
+        block.expand<1>(coded_lane, a[1 - odd][1]);
+        inputs[odd].template multiply<2>(a[odd][2], acc);
+        block.expand<2>(coded_lane, a[1 - odd][2]);
+        inputs[odd].template multiply<3>(a[odd][3], acc);
+        block.expand<3>(coded_lane, a[1 - odd][3]);
+        block.put_escapes(escapes, coded_lane, a[1 - odd]);
+        if (i + odd + 2 < n) take(i + odd + 2, block, inputs[odd]);
+      }
+    }
+  } else {
+    PackedBlock blocks[2];
+    if (n > 0) take(0, blocks[0], inputs[0]);
+    for (int i = 0; i < n; i += 2) {
+#pragma unroll
+      for (int odd = 0; odd < 2; odd++) {
+        if (i + odd + 1 < n) take(i + odd + 1, blocks[1 - odd], inputs[1 - odd]);
+        if (i + odd >= n) continue;
+        inputs[odd].template multiply<0>(blocks[odd].a[0], acc);
+        inputs[odd].template multiply<1>(blocks[odd].a[1], acc);
+        inputs[odd].template multiply<2>(blocks[odd].a[2], acc);
+        inputs[odd].template multiply<3>(blocks[odd].a[3], acc);
+      }
     }
   }
   cp_async_wait<0>();
@@ -220,17 +290,32 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int groups, int ring, int early>
+template <bool coded, int groups, int ring, int early>
 void run(const LinearCall& call, const Context& ctx) {
-  constexpr size_t kBytes = shared_bytes(groups, ring);
+  constexpr size_t kBytes = shared_bytes(coded, groups, ring);
   static_assert(kBytes <= 99 * 1024);
-  configure<linear_decode_kernel<groups, ring, early>>(kBytes);
+  configure<linear_decode_kernel<coded, groups, ring, early>>(kBytes);
   // 228 KB of shared memory per SM, of which the system takes 1 KB per CTA. Without dependent launch nothing to wait
   // for.
   constexpr int kPerSm = static_cast<int>(228 * 1024 / (kBytes + 1024));
   const int first_wave = ctx.pdl ? kPerSm * ctx.sm_count : 0;
   const Grid grid{dim3(static_cast<unsigned>(call.row_tiles)), dim3(kThreads), kBytes};
-  launch("a small matrix product", linear_decode_kernel<groups, ring, early>, grid, ctx, call, first_wave);
+  launch("a small matrix product", linear_decode_kernel<coded, groups, ring, early>, grid, ctx, call, first_wave);
+}
+
+template <bool coded>
+void run_form(const LinearCall& call, const Context& ctx, int ring) {
+  if (call.n_rows <= 8) {
+    if (ring == 8) return run<coded, 1, 8, 2>(call, ctx);
+    if (ring == 6) return run<coded, 1, 6, 1>(call, ctx);
+    return run<coded, 1, 4, 1>(call, ctx);
+  }
+  if (call.n_rows <= 16) {
+    if (ring == 8) return run<coded, 2, 6, 2>(call, ctx);
+    return run<coded, 2, 4, 1>(call, ctx);
+  }
+  if (call.n_rows <= 32) return run<coded, 4, 3, 1>(call, ctx);
+  run<coded, 8, 2, 1>(call, ctx);
 }
 
 }  // namespace
@@ -241,18 +326,12 @@ void linear_decode(const LinearCall& call, const Context& ctx, int ring) {
   }
   // With few CTAs per SM each needs more in flight; a ring longer than a warp's piece is of no use.
   const int longest = (call.col_blocks + kSegments - 1) / kSegments;
-  if (ring == 0) ring = longest <= 4 ? 4 : call.row_tiles <= 2 * ctx.sm_count ? 8 : 6;
-  if (call.n_rows <= 8) {
-    if (ring == 8) return run<1, 8, 2>(call, ctx);
-    if (ring == 6) return run<1, 6, 1>(call, ctx);
-    return run<1, 4, 1>(call, ctx);
+  if (ring == 0) {
+    ring = longest <= 4 || (call.coded != nullptr && call.row_tiles > 4 * ctx.sm_count) ? 4
+           : call.row_tiles <= 2 * ctx.sm_count                                         ? 8
+                                                                                        : 6;
   }
-  if (call.n_rows <= 16) {
-    if (ring == 8) return run<2, 6, 2>(call, ctx);
-    return run<2, 4, 1>(call, ctx);
-  }
-  if (call.n_rows <= 32) return run<4, 3, 1>(call, ctx);
-  run<8, 2, 1>(call, ctx);
+  call.coded != nullptr ? run_form<true>(call, ctx, ring) : run_form<false>(call, ctx, ring);
 }
 
 }  // namespace qwen3::cuda

@@ -140,4 +140,40 @@ __device__ __forceinline__ void store_sums(const LinearCall& call, const float (
   }
 }
 
+// The ones below are for a wgmma result of 64 outputs, a slab, x `sums` * 2 tokens. Accumulator i of a thread: output g
+// (i / 2 % 2 == 0) or g + 8 of its warp's row tile, token 8 (i / 4) + 2 q + i % 2; g = lane / 4, q = lane % 4.
+
+// use(i, token, output) for each of the outputs that there are.
+template <int sums, class Use>
+__device__ __forceinline__ void for_each_output(const LinearCall& call, int row_tile, int lane, Use use) {
+#pragma unroll
+  for (int i = 0; i < sums; i++) {
+    const int token = i / 4 * 8 + lane % 4 * 2 + i % 2, out = row_tile * kPackRows + lane / 4 + i / 2 % 2 * 8;
+    if (token < call.n_rows && out < call.n_out) use(i, token, out);
+  }
+}
+// A row tile of kGateUp has 8 gates, then the 8 ups of the same outputs.
+template <int sums>
+__device__ __forceinline__ void store_gated_slab(const LinearCall& call, const float (&y)[sums], int row_tile,
+                                                 int lane) {
+  const int out = row_tile * 8 + lane / 4;
+#pragma unroll
+  for (int first = 0; first < sums; first += 16) {
+    float gate[8], up[8], value[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      gate[k] = y[first + k / 2 * 4 + k % 2];
+      up[k] = y[first + k / 2 * 4 + k % 2 + 2];
+    }
+    silu_times(gate, up, value);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      const int token = first * 2 + k / 2 * 8 + lane % 4 * 2 + k % 2;
+      if (token < call.n_rows && out < call.n_out) {
+        call.gated[static_cast<int64_t>(token) * call.n_out + out] = to_bf16(value[k]);
+      }
+    }
+  }
+}
+
 }  // namespace qwen3::cuda

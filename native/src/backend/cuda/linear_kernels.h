@@ -23,7 +23,9 @@ struct LinearCall {
   const bf16* x;  // [n_rows, n_in], 16-byte aligned; n_in a multiple of 8
   int n_rows;
   int n_in;
-  const bf16* weight;  // packed, [row_tiles][col_blocks][2 KB]
+  const bf16* weight;    // packed, [row_tiles][col_blocks][2 KB]
+  const uint8_t* coded;  // the same, coded (kernels.h); nullptr: there is no such form
+  const uint8_t* coded_bases;
   int row_tiles;
   int col_blocks;
   int n_out;    // columns of the output: of `gated` in mode kGateUp
@@ -33,7 +35,8 @@ struct LinearCall {
 
 LinearCall make_linear_call(LinearMode mode, const bf16* x, int n_rows, const LinearWeight& weight);
 
-// Up to 64 rows, sm_80 and newer. ring: blocks of 2 KB in flight per warp: 4, 6 or 8 (up to 8 rows), 0 = chosen.
+// Up to 64 rows, sm_80 and newer; reads coded weights if there are any. ring: blocks in flight per warp: 4, 6 or 8 (up
+// to 8 rows), 0 = chosen.
 inline constexpr int kMaxDecodeRows = 64;
 void linear_decode(const LinearCall& call, const Context& ctx, int ring = 0);
 
@@ -45,6 +48,12 @@ void linear_batch(const LinearCall& call, const Context& ctx, int tile = 0);
 inline constexpr int kMaxSlabRows = 32;
 bool linear_slabs_serves(const LinearCall& call, const Context& ctx);
 void linear_slabs(const LinearCall& call, const Context& ctx);
+
+// Up to 64 rows, Hopper only, coded weights: wide ones, and ones so narrow that all their outputs are at hand at once.
+inline constexpr int kMaxCodedRows = 64;
+bool is_wide(const LinearCall& call, const Context& ctx);  // two slabs of 64 outputs for each SM, or more
+bool linear_coded_serves(const LinearCall& call, const Context& ctx);
+void linear_coded(const LinearCall& call, const Context& ctx);
 
 // Up to 256 rows, Hopper only, for weights with very few rows: K is split over a cluster.
 inline constexpr int kMaxClusterRows = 256;

@@ -24,11 +24,10 @@
 namespace qwen3::cuda {
 namespace {
 
-constexpr int kTokens = kMaxSlabRows;                     // N of wgmma
-constexpr int kSums = kTokens / 2;                        // accumulators of a thread
-constexpr int kSlabTiles = 4;                             // packed row tiles of a slab
-constexpr int kSlabBytes = kSlabTiles * kPackBlockBytes;  // of one block of columns
-constexpr int kInputBytes = kTokens * 128;                // of the same block
+constexpr int kTokens = kMaxSlabRows;                           // N of wgmma
+constexpr int kSums = kTokens / 2;                              // accumulators of a thread
+constexpr int kPackedSlabBytes = kSlabTiles * kPackBlockBytes;  // of one block of columns
+constexpr int kInputBytes = kTokens * 128;                      // of the same block
 constexpr int kInputStages = 4;
 [[maybe_unused]] constexpr int kEarly = 2;  // stages of weights
 // Columns of inputs. From the least on no segment is empty; beyond the most, down_proj's, a split stream is long enough
@@ -39,7 +38,7 @@ template <int groups, bool split>
 struct Shape {
   static constexpr int threads = groups * 128 + 64;
   static constexpr int per_sm = groups == 1 ? 3 : 2;
-  static constexpr int weight_bytes = groups * kSlabBytes;  // of a stage
+  static constexpr int weight_bytes = groups * kPackedSlabBytes;  // of a stage
   // What three other CTAs send: [3][groups warps][kSums / 4][32 lanes] float4.
   static constexpr int received_bytes = split ? 3 * groups * kSums * 32 * 4 : 0;
   static constexpr int room = 227 * 1024 / per_sm - 2048 - received_bytes;  // 1,024 to align, 1,024 the system's
@@ -47,43 +46,6 @@ struct Shape {
   static constexpr int shared_bytes = 1024 + received_bytes + kInputStages * kInputBytes + n_weights * weight_bytes;
   static_assert(n_weights >= 4);
 };
-
-#if QWEN3_SM90A
-// Accumulator i of a thread: output g (i / 2 % 2 == 0) or g + 8 of its warp's row tile, token 8 (i / 4) + 2 q + i % 2;
-// g = lane / 4, q = lane % 4.
-struct Sums {
-  float y[kSums];
-
-  // use(i, token, output) for each of the outputs that there are.
-  template <class Use>
-  __device__ __forceinline__ static void for_each(const LinearCall& call, int row_tile, int lane, Use use) {
-#pragma unroll
-    for (int i = 0; i < kSums; i++) {
-      const int token = i / 4 * 8 + lane % 4 * 2 + i % 2, out = row_tile * kPackRows + lane / 4 + i / 2 % 2 * 8;
-      if (token < call.n_rows && out < call.n_out) use(i, token, out);
-    }
-  }
-  // A row tile of kGateUp has 8 gates, then the 8 ups of the same outputs.
-  __device__ __forceinline__ void store_gated(const LinearCall& call, int row_tile, int lane) const {
-    const int out = row_tile * 8 + lane / 4;
-    float gate[8], up[8], value[8];
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-      gate[k] = y[k / 2 * 4 + k % 2];
-      up[k] = y[k / 2 * 4 + k % 2 + 2];
-    }
-    static_assert(kSums == 16);
-    silu_times(gate, up, value);
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-      const int token = k / 2 * 8 + lane % 4 * 2 + k % 2;
-      if (token < call.n_rows && out < call.n_out) {
-        call.gated[static_cast<int64_t>(token) * call.n_out + out] = to_bf16(value[k]);
-      }
-    }
-  }
-};
-#endif
 
 template <int groups, bool split>
 __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, split>::per_sm)
@@ -159,14 +121,14 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
   const int group = warp / 4, row_tile = (tile * groups + group) * kSlabTiles + warp % 4;
   // A wgmma is the whole warpgroup's, so when one warp's is done, the warpgroup has read the stage.
   const bool tells = warp % 4 == 0 && lane == 0;
-  const uint64_t a_first = plain_descriptor(weights_data + group * kSlabBytes);
+  const uint64_t a_first = plain_descriptor(weights_data + group * kPackedSlabBytes);
   const uint64_t b_first = swizzled_descriptor(inputs_data);
   RingPlace<S::n_weights> weight;
   RingPlace<kInputStages> input;
-  Sums sums;
+  float sums[kSums];
   float last[kSums];  // of the segment at hand
 #pragma unroll
-  for (int i = 0; i < kSums; i++) sums.y[i] = -0.0f;  // adding to it is exact
+  for (int i = 0; i < kSums; i++) sums[i] = -0.0f;  // adding to it is exact
 #pragma unroll 1
   for (int s = first_segment; s < end_segment; s++) {
     const int blocks = border(s + 1) - border(s);
@@ -199,10 +161,10 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
     release();
     wgmma_results(last);
 #pragma unroll
-    for (int i = 0; i < kSums; i++) sums.y[i] = __fadd_rn(sums.y[i], last[i]);
+    for (int i = 0; i < kSums; i++) sums[i] = __fadd_rn(sums[i], last[i]);
   }
   if constexpr (!split) {
-    sums.store_gated(call, row_tile, lane);
+    store_gated_slab(call, sums, row_tile, lane);
   } else {
     // CTA r finishes the outputs of warps r * groups .. r * groups + groups - 1.
     const int to = warp / groups;
@@ -216,12 +178,12 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
 #pragma unroll
       for (int i = 0; i < kSums; i += 4) {
         cluster_store_async(cluster_address(place_of(rank, i / 4), to),
-                            make_float4(sums.y[i], sums.y[i + 1], sums.y[i + 2], sums.y[i + 3]), barrier);
+                            make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]), barrier);
       }
       return;
     }
     float old[kSums];  // asked for while the others' sums travel
-    Sums::for_each(call, row_tile, lane, [&](int i, int token, int out) {
+    for_each_output<kSums>(call, row_tile, lane, [&](int i, int token, int out) {
       old[i] = call.out[static_cast<int64_t>(token) * call.n_out + out];
     });
     mbarrier_wait_cluster(received, 0);
@@ -231,7 +193,7 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
       float4 v[kSegments];
 #pragma unroll
       for (int s = 0; s < kSegments; s++) {
-        v[s] = s == rank ? make_float4(sums.y[i], sums.y[i + 1], sums.y[i + 2], sums.y[i + 3])
+        v[s] = s == rank ? make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
                          : shared_load_float4(place_of(s, i / 4));
       }
       y[i] = sum_segments(v[0].x, v[1].x, v[2].x, v[3].x);
@@ -239,7 +201,7 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
       y[i + 2] = sum_segments(v[0].z, v[1].z, v[2].z, v[3].z);
       y[i + 3] = sum_segments(v[0].w, v[1].w, v[2].w, v[3].w);
     }
-    Sums::for_each(call, row_tile, lane, [&](int i, int token, int out) {
+    for_each_output<kSums>(call, row_tile, lane, [&](int i, int token, int out) {
       call.out[static_cast<int64_t>(token) * call.n_out + out] = __fadd_rn(old[i], y[i]);
     });
   }

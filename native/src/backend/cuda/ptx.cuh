@@ -22,6 +22,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// threadIdx.x % 32 that stays in a register, instead of being asked for again in a loop.
+__device__ __forceinline__ int lane_id() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 // ---- programmatic dependent launch; no-ops before sm_90
 __device__ __forceinline__ void griddep_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -72,6 +79,21 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
 
+// ---- shared memory by address
+__device__ __forceinline__ uint32_t shared_load(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint4 shared_load_uint4(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 #if QWEN3_SM90A
 // ---- mbarrier
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -94,6 +116,16 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       "bra WAIT_%=;\nDONE_%=:\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
+}
+
+// Whether that phase is complete; asked for early, the answer costs no time.
+__device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done != 0;
 }
 
 // A place in a ring of n stages, each with a barrier: which stage, and the parity of the phase that completes next.
@@ -158,7 +190,7 @@ __device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void*
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
       : "memory");
 }
-// ---- shared memory by address
+// ---- more of shared memory by address
 __device__ __forceinline__ void shared_store(uint32_t address, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
@@ -360,6 +392,30 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t descriptor_a,
   QWEN3_WGMMA(192, 96, 96, 97, 98)
   QWEN3_WGMMA(208, 104, 104, 105, 106)
   QWEN3_WGMMA(256, 128, 128, 129, 130)
+}
+// The same with a in registers, laid out as for mma_bf16: warp w has rows 16 w .. 16 w + 15. They must stay as they are
+// until the wait.
+#define QWEN3_WGMMA_A(n, c, a0, a1, a2, a3, b, s)                                          \
+  if constexpr (kN == n) {                                                                 \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #s                                   \
+                 ", 0;\n"                                                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" QWEN3_L##c   \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", p, 1, 1, 0;\n}"    \
+                 : QWEN3_D##c("+f", 0)                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor_b), "r"(add) \
+                 : "memory");                                                              \
+  }
+template <int kN>
+__device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t descriptor_b, int add) {
+  static_assert(kN == 32 || kN == 64 || kN == 128);
+  QWEN3_WGMMA_A(32, 16, 16, 17, 18, 19, 20, 21)
+  QWEN3_WGMMA_A(64, 32, 32, 33, 34, 35, 36, 37)
+  QWEN3_WGMMA_A(128, 64, 64, 65, 66, 67, 68, 69)
+}
+// Keeps the registers of operand a from being written before the wait above it.
+__device__ __forceinline__ void wgmma_operands(const uint32_t (&a)[4][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) asm volatile("" ::"r"(a[i / 4][i % 4]) : "memory");
 }
 // The same with `add` 0, known at compile time: no registers are kept for the old d before it.
 #define QWEN3_WGMMA_FIRST(n, c, a, b)                                                                 \
