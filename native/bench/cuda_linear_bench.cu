@@ -1,9 +1,10 @@
 // Times every CUDA matrix product (cuda_linear_check_bench.cu checks them). For Hopper. Stand-alone: links pack.cu,
 // linear*.cu, tensor_map.cu and memory.cu.
 //
-//   cuda_linear_bench [decode] [batch] [prefill] [cublas] [rows=N,...] [only=NAME]
+//   cuda_linear_bench [decode] [batch] [prefill] [cublas] [rows=N,...] [only=NAME] [shape=NAME]
 //
-// Without a name: all but cublas. rows: these row counts alone. only: the variants whose name starts so.
+// Without a name: all but cublas. rows: these row counts alone. only: the variants whose name starts so. shape: this
+// one alone.
 //
 // decode, batch, prefill: times in a graph over rotating weights; share of 4.57 TB/s, or TFLOP/s. Prefill in short
 //   bursts with pauses: under sustained load the card lowers its clock (to 1,470 MHz at 700 W), and by how much depends
@@ -57,14 +58,18 @@ struct Pool {
   size_t bytes;
   bf16* x;
   float* out;
+  uint8_t* coded = nullptr;  // of one shape's weights, time_rows() has it made
 };
 
-LinearCall timed_call(const Shape& s, const Pool& pool, int rows, int i, bool accumulate) {
+LinearCall timed_call(const Shape& s, const Pool& pool, int rows, int i, bool accumulate, bool coded = false) {
   const size_t bytes = s.weight_bytes();
   const size_t copies = std::max<size_t>(1, pool.bytes / bytes);
   const LinearMode mode = s.gate_up ? LinearMode::kGateUp : accumulate ? LinearMode::kAccumulate : LinearMode::kStore;
-  return make_call(s, mode, pool.x, rows, pool.weights + (i % copies) * (bytes / 2), pool.out,
-                   reinterpret_cast<bf16*>(pool.out));
+  const LinearCall call = make_call(s, mode, pool.x, rows, pool.weights + (i % copies) * (bytes / 2), pool.out,
+                                    reinterpret_cast<bf16*>(pool.out));
+  if (!coded) return call;
+  const Coded all(s, pool.coded);
+  return Coded(s, pool.coded + (i % copies) * all.bytes()).in(call);
 }
 
 const Shape kTimed[] = {
@@ -91,13 +96,19 @@ __global__ void touch_rows(uint16_t* x, int n_in) {
 
 // Each time twice: products back to back, and the time of a pair of touch_rows and a product.
 void time_rows(const Context& base, const Pool& pool, const std::vector<int>& row_counts) {
-  for (const int rows : row_counts) {
-    if (!wants_rows(rows)) continue;
-    for (const Shape& s : kTimed) {
+  int32_t* const overflows = allocate<int32_t>(1);
+  for (const Shape& s : kTimed) {
+    if (!only_shape.empty() && only_shape != s.name) continue;
+    const Coded one(s, pool.coded);
+    for (size_t i = 0; i < std::max<size_t>(1, pool.bytes / s.weight_bytes()); i++)
+      Coded(s, pool.coded + i * one.bytes()).make(pool.weights + i * (s.weight_bytes() / 2), overflows, base);
+    finish();
+    for (const int rows : row_counts) {
+      if (!wants_rows(rows)) continue;
       std::vector<Variant> v;
       for (const Variant& each : all_variants(true)) {
         auto is = [&](const char* name) { return each.name.starts_with(name); };
-        if (is("generic") || rows > each.most_rows || (is("decode") && rows > 16)) continue;
+        if (is("generic") || rows > each.most_rows || ((is("decode") || is("coded decode")) && rows > 32)) continue;
         if ((is("batch") && rows <= 8) || (is("hopper") && rows <= 64) || (is("cluster") && rows <= 8)) continue;
         v.push_back(each);
       }
@@ -115,7 +126,7 @@ void time_rows(const Context& base, const Pool& pool, const std::vector<int>& ro
                                   for (int j = 0; j < count; j++) {
                                     if (paired)
                                       launch("touch", touch_rows, Grid{dim3(rows), dim3(512)}, base, pool.x, s.n_in);
-                                    v[i].run(timed_call(s, pool, rows, j, is_residual(s)), base);
+                                    v[i].run(timed_call(s, pool, rows, j, is_residual(s), v[i].coded), base);
                                   }
                                 },
                                 1500) /
@@ -143,6 +154,7 @@ void time_prefill(const Context& base, const Pool& pool) {
   for (const int rows : {256, 384, 512, 1024, 2048, 4096, 8192}) {
     if (!wants_rows(rows)) continue;
     for (const Shape& s : kTimed) {
+      if (!only_shape.empty() && only_shape != s.name) continue;
       if (std::strncmp(s.name, "8b", 2) != 0 || std::strstr(s.name, "lm_head") != nullptr) continue;
       std::vector<Variant> v;
       for (const int tile : {128, 192, 256}) {
@@ -230,6 +242,7 @@ void time_cublas(const Context& base, const Pool& pool) {
   for (const int rows : {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192}) {
     if (!wants_rows(rows)) continue;
     for (const Shape& s : kTimed) {
+      if (!only_shape.empty() && only_shape != s.name) continue;
       const bool lm_head = std::strstr(s.name, "lm_head") != nullptr;
       if (std::strncmp(s.name, "8b", 2) != 0 || (lm_head && rows > 256)) continue;
       now = std::string("cuBLAS beside ours, ") + s.name + " rows " + std::to_string(rows);
@@ -292,6 +305,7 @@ int main(int argc, char** argv) {
     Pool pool;
     pool.bytes = 2600000000;
     pool.weights = allocate<bf16>(pool.bytes / 2);
+    pool.coded = allocate<uint8_t>(pool.bytes);
     const size_t n_x = static_cast<size_t>(8192) * 12288, n_out = static_cast<size_t>(8192) * 12288;
     pool.x = allocate<bf16>(n_x);
     pool.out = allocate<float>(n_out);

@@ -20,6 +20,7 @@ using namespace qwen3;
 using namespace qwen3::cuda;
 
 inline std::string only;            // variants whose name starts so; empty: all
+inline std::string only_shape;      // the shape of this name; empty: all
 inline std::vector<int> only_rows;  // row counts; empty: all
 
 inline bool wants_rows(int rows) {
@@ -41,10 +42,24 @@ struct Variant {
   std::string name;
   int most_rows;
   std::function<void(const LinearCall&, const Context&)> run;
+  bool coded = false;  // of calls with coded weights
 };
 
 inline std::vector<Variant> all_variants(bool hopper) {
   std::vector<Variant> v;
+  for (const int ring : {4, 6, 8}) {
+    v.push_back({"coded decode " + std::to_string(ring), kMaxDecodeRows,
+                 [=](const LinearCall& c, const Context& x) { linear_decode(c, x, ring); }, true});
+  }
+  v.push_back({"coded any", 1 << 30, [](const LinearCall& c, const Context& x) { linear_any(c, x); }, true});
+  if (hopper) {
+    v.push_back({"coded slabs or any", kMaxCodedRows,
+                 [](const LinearCall& c, const Context& x) {
+                   if (linear_coded_serves(c, x)) return linear_coded(c, x);
+                   linear_any(c, x);
+                 },
+                 true});
+  }
   v.push_back({"generic", 1 << 30, [](const LinearCall& c, const Context& x) { linear_generic(c, x); }});
   for (const int ring : {4, 6, 8}) {
     v.push_back({"decode " + std::to_string(ring), kMaxDecodeRows,
@@ -86,6 +101,7 @@ inline LinearCall make_call(const Shape& s, LinearMode mode, const bf16* x, int 
   c.n_rows = rows;
   c.n_in = s.n_in;
   c.weight = packed;
+  c.coded = nullptr;
   c.row_tiles = pack_row_tiles(s.weight_rows(), s.layout());
   c.col_blocks = pack_col_blocks(s.n_in);
   c.n_out = s.n_out;
@@ -94,13 +110,39 @@ inline LinearCall make_call(const Shape& s, LinearMode mode, const bf16* x, int 
   return c;
 }
 
-// The words of the command line but for `only` and `rows`, which are kept here.
+// Room for coded weights, and what makes them of packed ones.
+class Coded {
+ public:
+  Coded(const Shape& s, uint8_t* data)
+      : row_tiles_(pack_row_tiles(s.weight_rows(), s.layout())),
+        col_blocks_(pack_col_blocks(s.n_in)),
+        n_in_(s.n_in),
+        data_(data) {}
+  size_t bytes() const { return coded_bytes(row_tiles_, col_blocks_); }
+  void make(const bf16* packed, int32_t* overflows, const Context& ctx) const {
+    code_weight({packed, row_tiles_, col_blocks_, n_in_, data_, bases(), overflows}, ctx);
+  }
+  LinearCall in(LinearCall call) const {
+    call.coded = data_;
+    call.coded_bases = bases();
+    return call;
+  }
+
+ private:
+  uint8_t* bases() const { return data_ + coded_blocks_bytes(row_tiles_, col_blocks_); }
+  int row_tiles_, col_blocks_, n_in_;
+  uint8_t* data_;
+};
+
+// The words of the command line but for `only`, `shape` and `rows`, which are kept here.
 inline std::set<std::string> read_words(int argc, char** argv, std::vector<std::string> known) {
   std::set<std::string> words;
   for (int i = 1; i < argc; i++) {
     const std::string word = argv[i];
     if (word.starts_with("only=")) {
       only = word.substr(5);
+    } else if (word.starts_with("shape=")) {
+      only_shape = word.substr(6);
     } else if (word.starts_with("rows=")) {
       for (size_t at = 4; at != std::string::npos; at = word.find(',', at + 1)) {
         only_rows.push_back(std::atoi(word.c_str() + at + 1));
@@ -113,7 +155,7 @@ inline std::set<std::string> read_words(int argc, char** argv, std::vector<std::
       words.insert(word);
     }
   }
-  known.insert(known.end(), {"rows=N,...", "only=NAME"});
+  known.insert(known.end(), {"rows=N,...", "only=NAME", "shape=NAME"});
   expect_words(words, known);
   return words;
 }

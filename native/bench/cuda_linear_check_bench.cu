@@ -1,8 +1,8 @@
 // Checks every CUDA matrix product. Stand-alone: links pack.cu, linear*.cu, tensor_map.cu and memory.cu.
 //
-//   cuda_linear_check_bench [check] [chain] [rows=N,...] [only=NAME] (neither check nor chain: both)
+//   cuda_linear_check_bench [check] [chain] [rows=N,...] [only=NAME] [shape=NAME] (neither check nor chain: both)
 //
-// rows: these row counts alone. only: the variants whose name starts so.
+// rows: these row counts alone. only: the variants whose name starts so. shape: this one alone.
 //
 // check: the generic kernel's output for 1,024 rows against float64 sums, then every kernel and variant at many row
 //   counts against the generic one, bit for bit, poisoned outputs and guards included.
@@ -132,7 +132,8 @@ void check_shapes(const Context& base) {
       {"0.6b down", 1024, 3072, false, 1024},  {"0.6b lm_head", 151936, 1024, false, 129},
       {"8b qkv", 6144, 4096, false, 1024},     {"8b o", 4096, 4096, false, 1024},
       {"8b gate_up", 12288, 4096, true, 1024}, {"8b down", 4096, 12288, false, 1024},
-      {"8b lm_head", 151936, 4096, false, 17},
+      {"8b lm_head", 151936, 4096, false, 17}, {"wide", 16900, 256, false, 65},
+      {"narrow", 3300, 8448, false, 65},
   };
   const int row_counts[] = {1,   2,   3,   7,   8,   9,   16,  17,  32,  33,  64,  65,
                             127, 128, 129, 256, 257, 300, 384, 512, 600, 640, 700, 1024};
@@ -144,6 +145,8 @@ void check_shapes(const Context& base) {
   }
   bf16* w = allocate<bf16>(most_w);
   bf16* packed = allocate<bf16>(most_w);
+  uint8_t* coded_data = allocate<uint8_t>(most_w * 2);
+  int32_t* overflows = allocate<int32_t>(1);
   bf16* x = allocate<bf16>(most_x);
   float* before = allocate<float>(most_out);
   float* expected = allocate<float>(most_out + kGuard);
@@ -157,12 +160,19 @@ void check_shapes(const Context& base) {
   std::vector<int> wrong_of(variants.size(), 0), runs_of(variants.size(), 0);
   int printed = 0;
   for (const Shape& s : shapes) {
+    if (!only_shape.empty() && only_shape != s.name) continue;
     const auto start = std::chrono::steady_clock::now();
     double worst = 0;
     int cases = 0, bad = 0;
     now = std::string("packing ") + s.name;
     pack_all(s, w, packed, base);
+    const Coded coded(s, coded_data);
+    ok(cudaMemsetAsync(overflows, 0, 4, stream));
+    coded.make(packed, overflows, base);
     finish();
+    int32_t n_overflows = 0;
+    ok(cudaMemcpy(&n_overflows, overflows, 4, cudaMemcpyDeviceToHost));
+    if (n_overflows != 0) fail("uniform weights have too many escapes");
     const std::vector<LinearMode> modes = s.gate_up
                                               ? std::vector<LinearMode>{LinearMode::kGateUp}
                                               : std::vector<LinearMode>{LinearMode::kStore, LinearMode::kAccumulate};
@@ -201,7 +211,8 @@ void check_shapes(const Context& base) {
             now = variants[v].name + " " + s.name + " rows " + std::to_string(rows) + " mode " +
                   std::to_string(static_cast<int>(mode));
             prepare(out, rows);
-            variants[v].run(make_call(s, mode, x, rows, packed, out, reinterpret_cast<bf16*>(out)), ctx);
+            const LinearCall call = make_call(s, mode, x, rows, packed, out, reinterpret_cast<bf16*>(out));
+            variants[v].run(variants[v].coded ? coded.in(call) : call, ctx);
             reset_count();
             const size_t n = static_cast<size_t>(rows) * s.n_out;
             if (unit == 2) {
@@ -251,7 +262,8 @@ void check_shapes(const Context& base) {
   for (size_t v = 0; v < variants.size(); v++) {
     std::printf("check %-22s %4d runs %4d bad\n", variants[v].name.c_str(), runs_of[v], wrong_of[v]);
   }
-  for (void* p : {static_cast<void*>(w), static_cast<void*>(packed), static_cast<void*>(x), static_cast<void*>(before),
+  for (void* p : {static_cast<void*>(w), static_cast<void*>(packed), static_cast<void*>(coded_data),
+                  static_cast<void*>(overflows), static_cast<void*>(x), static_cast<void*>(before),
                   static_cast<void*>(expected), static_cast<void*>(out)}) {
     ok(cudaFree(p));
   }
@@ -264,10 +276,19 @@ void check_chain(const Context& base) {
   const size_t bytes = gating.weight_bytes();
   const size_t out_bytes = sizeof(float) * most_rows * n_out;
   bf16* w = allocate<bf16>(n * bytes / 2);
+  std::vector<Coded> coded[2];  // of gating, of adding
+  int32_t* overflows = allocate<int32_t>(1);
   bf16* buffers[2] = {allocate<bf16>(out_bytes / 2), allocate<bf16>(out_bytes / 2)};
   bf16* x = allocate<bf16>(most_rows * n_in);
   fill(w, n * bytes / 2, Uniform{0.033f, 5});
   fill(x, most_rows * n_in, Uniform{1.0f, 1ull << 42});
+  for (const Shape& s : {gating, adding}) {
+    for (int i = 0; i < n; i++) {
+      Coded& each = coded[s.gate_up ? 0 : 1].emplace_back(s, nullptr);
+      each = Coded(s, allocate<uint8_t>(each.bytes()));
+      each.make(w + i * bytes / 2, overflows, base);
+    }
+  }
   finish();
   int runs = 0, bad = 0;
   float largest = 0;
@@ -283,15 +304,11 @@ void check_chain(const Context& base) {
           auto enqueue = [&] {
             for (int i = 0; i < n; i++) {
               const bf16* packed = w + i * bytes / 2;
-              if (s.gate_up) {
-                v.run(make_call(s, LinearMode::kGateUp, i == 0 ? x : buffers[(i + 1) % 2], rows, packed, nullptr,
-                                buffers[i % 2]),
-                      ctx);
-              } else {
-                v.run(make_call(s, LinearMode::kAccumulate, x, rows, packed, reinterpret_cast<float*>(buffers[1]),
-                                nullptr),
-                      ctx);
-              }
+              const LinearCall call = s.gate_up ? make_call(s, LinearMode::kGateUp, i == 0 ? x : buffers[(i + 1) % 2],
+                                                            rows, packed, nullptr, buffers[i % 2])
+                                                : make_call(s, LinearMode::kAccumulate, x, rows, packed,
+                                                            reinterpret_cast<float*>(buffers[1]), nullptr);
+              v.run(v.coded ? coded[s.gate_up ? 0 : 1][static_cast<size_t>(i)].in(call) : call, ctx);
             }
           };
           // Gated: everything is written before it is read. Added: the first launches start from 0 too.
