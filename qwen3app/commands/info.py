@@ -152,6 +152,7 @@ def _granted(info: EngineInfo) -> dict[str, Any]:
         "threads": info.threads,
         "device_free_bytes": info.free_bytes,
         "weight_bytes": info.weight_bytes,
+        "coded_bytes": info.coded_bytes,
         "kv_bytes": info.kv_bytes,
         "workspace_bytes": info.workspace_bytes,
         "kv_tokens": kv_tokens,
@@ -228,9 +229,10 @@ def to_text(description: dict[str, Any]) -> str:
     else:
         threads = f", {machine['threads']} threads" if machine["threads"] else ""
         full = machine["full_requests"]
+        coded = f", and coded {format_memory(machine['coded_bytes'])}" if machine["coded_bytes"] else ""
         here_rows += [
             ("device", f"{machine['device']}: {machine['device_name']}, {machine['kernels']} kernels{threads}"),
-            ("weights", format_memory(machine["weight_bytes"])),
+            ("weights", format_memory(machine["weight_bytes"]) + coded),
             ("KV pool", f"{format_memory(machine['kv_bytes'])}: {machine['kv_tokens']:,} tokens"),
             ("workspace", format_memory(machine["workspace_bytes"])),
             ("longest request", f"{machine['max_context']:,} of the model's {machine['model_max_context']:,} tokens"),

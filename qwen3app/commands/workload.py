@@ -20,6 +20,7 @@ from qwen3app.runtime.loaded_model import more_context
 _POLL_MS = 250  # Python sees Ctrl-C between polls
 _SILENCE_S = 600.0  # the longest step: a prompt of a large model on few cores
 _BF16_BYTES = 2
+_CODED_BYTES = 12.25 / 8  # of a weight in its coded form
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,11 @@ def _step_cost(info: EngineInfo, n_tokens: float, n_logits: int, n_pairs: float,
     """n_pairs: of a query and a key that it sees; n_kv: tokens whose keys and values are read."""
     matrices = info.n_layers * _matrix_elements(info)
     head = info.vocab * info.hidden
+    coded = min(info.coded_bytes / _CODED_BYTES, matrices + head)  # weights that have such a form
     kv_token = info.kv_bytes / (info.n_blocks * info.block_size)
     attention = 4 * info.n_layers * info.n_heads * info.head_dim * n_pairs
     return Cost(
-        bytes=_BF16_BYTES * (matrices + head) + n_kv * kv_token,
+        bytes=_BF16_BYTES * (matrices + head - coded) + info.coded_bytes + n_kv * kv_token,
         flops=2 * matrices * n_tokens + 2 * head * n_logits + attention,
     )
 

@@ -55,6 +55,7 @@ def ledger(model: LoadedModel, seconds: dict[str, float]) -> dict[str, Any]:
         "token_budget": info.token_budget,
         "max_context": info.max_context,
         "weight_bytes": info.weight_bytes,
+        "coded_bytes": info.coded_bytes,
         "kv_bytes": info.kv_bytes,
         "kv_bytes_per_token": kv_bytes_per_token(model),
         "kv_tokens": tokens,
@@ -75,13 +76,14 @@ def sentence(model: LoadedModel, total: float) -> str:
     """The ledger in one line."""
     info = model.info
     tokens = info.n_blocks * info.block_size
+    coded = f" and coded {format_memory(info.coded_bytes)}" if info.coded_bytes else ""
     gpu = (
         f", graphs {format_memory(info.graph_bytes)}, of {format_memory(info.total_bytes)} in all"
         if info.total_bytes
         else ""
     )
     return (
-        f"weights {format_memory(info.weight_bytes)}, KV {format_memory(info.kv_bytes)} = {tokens:,} tokens = "
+        f"weights {format_memory(info.weight_bytes)}{coded}, KV {format_memory(info.kv_bytes)} = {tokens:,} tokens = "
         f"{tokens / max(info.max_context, 1):.1f} requests of {info.max_context:,} tokens, "
         f"workspace {format_memory(info.workspace_bytes)}{gpu}; ready {total:.2f} s after the start"
     )
@@ -107,6 +109,7 @@ def table(model: LoadedModel, seconds: dict[str, float]) -> str:
     beside = {"text": f"{model.text_seconds:.2f} s beside the others"}
     memory = [
         ("weights", info.weight_bytes, ""),
+        ("weights, coded", info.coded_bytes, "for steps of few tokens"),
         ("KV cache", info.kv_bytes, f"{requests:.1f} requests of {info.max_context:,} tokens"),
         ("workspace", info.workspace_bytes, ""),
         ("recorded steps", info.graph_bytes, ""),

@@ -145,6 +145,7 @@ class ServerCollector(Collector):
             yield _cache_config(name, model)
         for full, what, value in (
             ("qwen3_weight_bytes", "Bytes of weights.", info.weight_bytes),
+            ("qwen3_coded_weight_bytes", "Bytes of weights in their coded form, kept beside.", info.coded_bytes),
             ("qwen3_kv_bytes", "Bytes of the KV pool.", info.kv_bytes),
             ("qwen3_workspace_bytes", "Bytes of activations and tables.", info.workspace_bytes),
             ("qwen3_max_context_tokens", "Longest request, in tokens.", info.max_context),

@@ -68,13 +68,14 @@ def check_refusals(model: str) -> None:
     for fraction in (0.05, 0.5):
         engine = Engine.open(model, EngineOptions(device="cuda:0", gpu_memory_fraction=fraction))
         info = engine.info()
-        taken = info.weight_bytes + info.workspace_bytes + info.graph_bytes + info.kv_bytes
+        taken = info.weight_bytes + info.coded_bytes + info.workspace_bytes + info.graph_bytes + info.kv_bytes
         share = taken / info.total_bytes
         capped = info.n_blocks * info.block_size >= info.max_slots * info.max_context
         report(
             share <= fraction and (capped or share > 0.97 * fraction),
-            f"memory: fraction {fraction}: MiB of weights {info.weight_bytes >> 20}, workspace "
-            f"{info.workspace_bytes >> 20}, KV {info.kv_bytes >> 20} = {info.n_blocks * info.block_size:,} tokens, "
+            f"memory: fraction {fraction}: MiB of weights {info.weight_bytes >> 20}, coded {info.coded_bytes >> 20}, "
+            f"workspace {info.workspace_bytes >> 20}, KV {info.kv_bytes >> 20} = "
+            f"{info.n_blocks * info.block_size:,} tokens, "
             f"{share:.3f} of the card, budget {info.token_budget}, slots {info.max_slots}",
         )
         engine.close()

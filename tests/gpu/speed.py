@@ -188,7 +188,9 @@ def main() -> int:
     info = engine.info()
     shape = SHAPES.get((info.hidden, info.n_layers), "")
     print(
-        f"{info.device_name}, kernels {info.kernels}, KV {info.n_blocks * info.block_size} tokens\n{HEADER}", flush=True
+        f"{info.device_name}, kernels {info.kernels}, KV {info.n_blocks * info.block_size} tokens, weights "
+        f"{info.weight_bytes / 1e9:.2f} GB, coded {info.coded_bytes / 1e9:.2f} GB\n{HEADER}",
+        flush=True,
     )
     play(engine, Row("decode", 1, 128, 16), info.vocab)  # loads kernels
     results = []

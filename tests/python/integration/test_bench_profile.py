@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,11 @@ def test_costs_of_a_known_shape() -> None:
     batch = workload.decode_cost(info, 8, 1000)
     assert batch.bytes - step.bytes == 8 * 1000 * 147_456
     assert batch.flops == pytest.approx(8 * step.flops + 4 * 36 * 32 * 128 * 8000)
+    # Coded weights, padding included, are all that must be read; those without a coded form are read as they are.
+    coded = workload.decode_cost(replace(info, coded_bytes=11_590_000_000), 8, 1000)
+    assert coded.bytes == 11_590_000_000 + 8 * 1000 * 147_456 and coded.flops == batch.flops
+    half = workload.decode_cost(replace(info, coded_bytes=5_795_000_000), 1, 0)
+    assert half.bytes == pytest.approx(5.795e9 + 15.14e9 / 2, rel=1e-3)
     prefill = workload.prefill_cost(info, 1000)
     head = 2 * 151_936 * 4096
     attention = 4 * 36 * 32 * 128 * 1000 * 1001 / 2

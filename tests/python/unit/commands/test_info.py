@@ -80,6 +80,7 @@ class FakeEngine:
             kernels="avx2",
             graph_bytes=0,
             total_bytes=0,
+            coded_bytes=0,
         )
 
     def close(self) -> None:
@@ -130,6 +131,9 @@ def test_a_model_that_runs(model_dir: Path) -> None:
         "2 such requests, up to 32 shorter ones",
     ):
         assert part in text, part
+    assert found["machine"]["coded_bytes"] == 0 and "coded" not in text
+    found["machine"]["coded_bytes"] = 900 << 20
+    assert "  1.11 GiB, and coded 0.88 GiB\n" in to_text(found)
     found["machine"]["full_requests"] = 32
     at_once = next(line for line in to_text(found).splitlines() if "at once" in line)
     assert at_once.split(maxsplit=2)[2] == "32 such requests", (

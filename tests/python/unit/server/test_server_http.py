@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import odd_compiler
 import pytest
-from fake_engine import FakeEngine, Reply, endless
+from fake_engine import FakeEngine, Reply, endless, make_info
 from patience import PATIENCE, until
 from serving import FakeLoader, TestServer, TextParts, events_of, make_model, serving
 
@@ -350,7 +350,7 @@ async def test_a_second_signal_ends_at_once(text_parts: TextParts) -> None:
 
 
 async def test_metrics(text_parts: TextParts) -> None:
-    engine = FakeEngine(says(text_parts, "one two three"), step=0.002)
+    engine = FakeEngine(says(text_parts, "one two three"), make_info(coded_bytes=3_000_000), step=0.002)
     async with serving(make_model(text_parts, engine)) as server:
         await server.chat({"stream": True, "max_tokens": 50})
         await server.client.get("/nope")
@@ -373,6 +373,8 @@ async def test_metrics(text_parts: TextParts) -> None:
     assert float(samples['vllm:kv_cache_usage_perc{engine="0",model_name="fake"}']) == 0
     assert samples['http_requests_total{handler="/v1/chat/completions",method="POST",status="200"}'] == "1.0"
     assert samples['http_requests_total{handler="other",method="GET",status="404"}'] == "1.0"
+    for name, size in (("weight", 3_935_744), ("coded_weight", 3_000_000), ("kv", 4_194_304), ("workspace", 1_000_000)):
+        assert float(samples[f'qwen3_{name}_bytes{{model_name="fake"}}']) == size
     assert "vllm:cache_config_info{" in text and "process_resident_memory_bytes" in text
     for table in (_GAUGES, _COUNTERS, _HISTOGRAMS):
         for names in table.values():

@@ -57,6 +57,21 @@ def test_the_table(model: LoadedModel) -> None:
     )
 
 
+def test_coded_weights_are_named_where_there_are_any(model: LoadedModel) -> None:
+    """They stand on a GPU's ledger alone."""
+    seconds = start_seconds(model, 0.4, 3.5)
+    line = ledger(model, seconds)
+    assert line["coded_bytes"] == 0 and "coded" not in line["message"]
+    model.info = replace(model.info, coded_bytes=23 << 29, graph_bytes=256 << 20, total_bytes=140 << 30)
+    line = ledger(model, seconds)
+    assert line["weight_bytes"] == 15 << 30 and line["coded_bytes"] == 23 << 29
+    assert line["message"].startswith("weights 15.00 GiB and coded 11.50 GiB, KV 4.50 GiB = 3,072 tokens = ")
+    rows = table(model, seconds).splitlines()
+    at = rows.index("  weights                      15.00 GiB")
+    assert rows[at + 1] == "  weights, coded               11.50 GiB  for steps of few tokens"
+    assert rows[at + 2].startswith("  KV cache ")
+
+
 def test_the_process_has_an_age() -> None:
     program = (
         "import time; from qwen3app.server.ledger import process_seconds as s; a = s(); time.sleep(0.2); print(a, s())"
