@@ -171,6 +171,39 @@ void check_gate_up(const Settings& settings, Bench& bench, Report& report, const
   }
 }
 
+// A block may have 8 weights far from the others; with a ninth there is no coded form. 0 and infinity are far too.
+void check_far_weights(Bench& bench, Report& report, Source& source) {
+  constexpr int kRows = 64, kColumns = 128, kInputRows = 9;
+  const float far[] = {0.0f, -0.0f, 0x1p-100f, -0x1p100f, 0x1p-130f, INFINITY, -0x1p-30f, 0x1p20f, 0x1p-16f};
+  const int places[] = {
+      0, 1, 7, 63, 3 * kColumns + 5, 8 * kColumns, 11 * kColumns + 40, 15 * kColumns + 62, 15 * kColumns + 63};
+  for (const int n_far : {8, 9}) {
+    std::vector<bf16> weights = source.normals(size_t{kRows} * kColumns, 1.0f);
+    for (bf16& w : weights) w = static_cast<bf16>((w & 0x807f) | 0x3f80);  // 1 to 2, or -1 to -2
+    for (int i = 0; i < n_far; i++) weights[static_cast<size_t>(places[i])] = float_to_bf16(far[i]);
+    const std::vector<bf16> x = source.normals(size_t{kInputRows} * kColumns, 1.0f);
+    for (const auto& device : bench.tested) {
+      const std::string what = std::to_string(n_far) + " far weights on " + device->name();
+      const LinearWeight* packed = device->linear({weights}, kColumns, LinearLayout::kConcat);
+      device->ops().finish_loading();
+      const LinearWeight* coded = device->coded(*packed);
+      if (coded == nullptr) {
+        report.check(n_far > 8 || !device->codes(), what + " have no coded form");
+        continue;
+      }
+      report.check(n_far <= 8, what + " have a coded form");
+      const bf16* in = device->table(x);
+      std::vector<float> sums[2];
+      for (const LinearWeight* w : {packed, coded}) {
+        float* y = device->blank_floats(size_t{kInputRows} * kRows);
+        device->ops().linear({.x = in, .n_rows = kInputRows, .weight = w, .out = y, .accumulate = false});
+        sums[w == coded] = device->read(y, size_t{kInputRows} * kRows);
+      }
+      report.check(op_test::same_bits(sums[0], sums[1]), what + ": bits differ between the forms");
+    }
+  }
+}
+
 // A row whose weights lie anywhere has no coded form, and must not get a wrong one.
 void check_uncodable(Bench& bench, Report& report, Source& source) {
   std::vector<bf16> weights(size_t{64} * 512);
@@ -222,6 +255,7 @@ void linear_twins(const Settings& settings, Report& report) {
     device->ops().finish_loading();
     for (Problem& p : problems) p.loaded.back().coded = device->coded(*p.loaded.back().weight);
   }
+  check_far_weights(bench, report, source);
   check_uncodable(bench, report, source);
   for (const Problem& p : problems)
     (p.layout == LinearLayout::kConcat ? check_linear : check_gate_up)(settings, bench, report, p);

@@ -79,6 +79,8 @@ class Device {
   const LinearWeight* linear(const std::vector<std::vector<bf16>>& parts, int n_in, LinearLayout layout);
   // The same weight, with its smaller form too (Ops::code); nullptr if it has none here.
   const LinearWeight* coded(const LinearWeight& weight);
+  // Whether weights have that form here at all.
+  bool codes() const { return name_.starts_with("cuda"); }
 
   std::vector<float> read(const float* from, size_t n);
   std::vector<bf16> read(const bf16* from, size_t n);

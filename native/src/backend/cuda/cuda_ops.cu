@@ -174,7 +174,8 @@ uint64_t CudaOps::code(std::span<LinearWeight* const> weights, uint64_t room) {
   }
   const size_t overflows_at = bytes;
   bytes = (bytes + all.size() * sizeof(int32_t) + kPage - 1) / kPage * kPage;
-  if (bytes > room) return 0;
+  // A page more, for what loading the kernel that codes may take.
+  if (bytes + kPage > room) return 0;
   uint8_t* memory = nullptr;
   try {
     memory = static_cast<uint8_t*>(allocate(bytes, "the coded weights"));

@@ -12,7 +12,7 @@ namespace {
 constexpr int kHopperDecodeRows = 16;
 // Up to here it is as fast as linear_split, and attention, which follows qkv_proj, can begin beside its small CTAs.
 constexpr int kHopperDecodeRowsOfQkv = 32;
-// The first of these where linear_coded serves too, if the weight is wide.
+// In place of the first for wide coded weights, which linear_coded serves.
 constexpr int kHopperDecodeRowsOfWide = 12;
 // Columns of inputs from which a narrow coded weight is faster by linear_coded than a packed one by linear_split: 8B's
 // down_proj has 12,288, its o_proj, equal, 4,096.

@@ -3,7 +3,7 @@
 // A CTA owns one row tile (16 weight rows, 16 outputs) and all input rows; its 4 warps each take one of the 4 segments
 // of K, sum it with mma.sync (weights as the 16-row operand A, inputs as B in groups of 8 rows) and meet in shared
 // memory, where the segments are added in order. Each warp streams its own contiguous piece of the weight through a
-// ring of slots: [2 KB weight block][inputs of the same 64 columns, groups x 1 KB, 128-byte swizzle].
+// ring of slots: [weight block, packed or coded][inputs of the same 64 columns, groups x 1 KB, 128-byte swizzle].
 //
 // Copies are cp.async, 16 bytes a lane; the weights of the whole ring are fetched before griddep_wait(), by the CTAs
 // that run at once only `early` blocks at a time per warp: all of them together would queue up for microseconds in
@@ -18,7 +18,6 @@
 // Row n of the output tile and token t: accumulators c0 (n = g, t = 2q), c1 (g, 2q + 1), c2 (g + 8, 2q), c3; g and q
 // as in ptx.cuh. Rows past the end of x are zeros, never stored.
 #include <string>
-#include <type_traits>
 
 #include "backend/cuda/coded_weight.cuh"
 #include "backend/cuda/launch.h"
@@ -126,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
                   slab_tile * kCodedTileBytes + lane * 16
             : reinterpret_cast<const uint8_t*>(call.weight) +
                   (static_cast<int64_t>(blockIdx.x) * call.col_blocks + begin) * kPackBlockBytes + lane * 16;
-  const int escapes_from = kEscapesAt + slab_tile * (kEscapeBytes - kCodedTileBytes);  // `weight`
+  const int escapes_from = kEscapesAt + slab_tile * (kEscapeBytes - kCodedTileBytes);  // from `weight`
   auto fill_weight = [&](uint32_t to) {
 #pragma unroll
     for (int c = 0; c < kBlock / 512; c++) cp_async_16(to + c * 512, weight + c * 512, 16);
