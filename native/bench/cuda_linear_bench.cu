@@ -1,5 +1,5 @@
 // Times every CUDA matrix product (cuda_linear_check_bench.cu checks them). For Hopper. Stand-alone: links pack.cu,
-// linear*.cu, tensor_map.cu and memory.cu.
+// code_weight.cu, linear*.cu, tensor_map.cu and memory.cu.
 //
 //   cuda_linear_bench [decode] [batch] [prefill] [cublas] [rows=N,...] [only=NAME] [shape=NAME]
 //

@@ -1,4 +1,5 @@
-// Checks every CUDA matrix product. Stand-alone: links pack.cu, linear*.cu, tensor_map.cu and memory.cu.
+// Checks every CUDA matrix product. Stand-alone: links pack.cu, code_weight.cu, linear*.cu, tensor_map.cu and
+// memory.cu.
 //
 //   cuda_linear_check_bench [check] [chain] [rows=N,...] [only=NAME] [shape=NAME] (neither check nor chain: both)
 //
@@ -6,7 +7,8 @@
 //
 // check: the generic kernel's output for 1,024 rows against float64 sums, then every kernel and variant at many row
 //   counts against the generic one, bit for bit, poisoned outputs and guards included.
-// chain: dependent products in a graph with programmatic dependent launch against the same without.
+// chain: dependent products in a graph with programmatic dependent launch against the same without, and every variant
+//   against the first.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -15,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -132,7 +135,7 @@ void check_shapes(const Context& base) {
       {"0.6b down", 1024, 3072, false, 1024},  {"0.6b lm_head", 151936, 1024, false, 129},
       {"8b qkv", 6144, 4096, false, 1024},     {"8b o", 4096, 4096, false, 1024},
       {"8b gate_up", 12288, 4096, true, 1024}, {"8b down", 4096, 12288, false, 1024},
-      {"8b lm_head", 151936, 4096, false, 17}, {"wide", 16900, 256, false, 65},
+      {"8b lm_head", 151936, 4096, false, 17}, {"wide", 16900, 1024, false, 65},
       {"narrow", 3300, 8448, false, 65},
   };
   const int row_counts[] = {1,   2,   3,   7,   8,   9,   16,  17,  32,  33,  64,  65,
@@ -269,46 +272,54 @@ void check_shapes(const Context& base) {
   }
 }
 
-// Each product of a chain reads what the one before wrote: as its inputs, or as what it adds to.
+// Each product of a chain reads what the one before wrote: as its inputs, or as what it adds to. All variants must end
+// with the same bits.
 void check_chain(const Context& base) {
-  const int n = 6, n_in = 2048, n_out = 2048, most_rows = 1024;
-  const Shape gating{"gated", n_out, n_in, true, most_rows}, adding{"added", n_out, n_in, false, most_rows};
-  const size_t bytes = gating.weight_bytes();
-  const size_t out_bytes = sizeof(float) * most_rows * n_out;
-  bf16* w = allocate<bf16>(n * bytes / 2);
-  std::vector<Coded> coded[2];  // of gating, of adding
-  int32_t* overflows = allocate<int32_t>(1);
-  bf16* buffers[2] = {allocate<bf16>(out_bytes / 2), allocate<bf16>(out_bytes / 2)};
-  bf16* x = allocate<bf16>(most_rows * n_in);
-  fill(w, n * bytes / 2, Uniform{0.033f, 5});
-  fill(x, most_rows * n_in, Uniform{1.0f, 1ull << 42});
-  for (const Shape& s : {gating, adding}) {
-    for (int i = 0; i < n; i++) {
-      Coded& each = coded[s.gate_up ? 0 : 1].emplace_back(s, nullptr);
-      each = Coded(s, allocate<uint8_t>(each.bytes()));
-      each.make(w + i * bytes / 2, overflows, base);
-    }
+  constexpr int n = 6;
+  const Shape shapes[] = {{"gated", 2048, 2048, true, 1024},
+                          {"added", 2048, 2048, false, 1024},
+                          {"added, narrow", 4096, 8192, false, 64},
+                          {"added, wide", 16896, 256, false, 64}};
+  size_t most_x = 0, out_bytes = 0;
+  for (const Shape& s : shapes) {
+    most_x = std::max(most_x, static_cast<size_t>(s.most_rows) * static_cast<size_t>(s.n_in));
+    out_bytes = std::max(out_bytes, static_cast<size_t>(s.most_rows) * static_cast<size_t>(s.n_out) * sizeof(float));
   }
-  finish();
+  bf16* buffers[2] = {allocate<bf16>(out_bytes / 2), allocate<bf16>(out_bytes / 2)};
+  bf16* x = allocate<bf16>(most_x);
+  int32_t* overflows = allocate<int32_t>(1);
+  ok(cudaMemsetAsync(overflows, 0, sizeof(int32_t), stream));
+  fill(x, most_x, Uniform{1.0f, 1ull << 42});
   int runs = 0, bad = 0;
   float largest = 0;
-  for (const Variant& v : all_variants(base.hopper)) {
-    for (const int rows : {1, 8, 16, 64, 256, 512, 700}) {
-      for (const Shape& s : {gating, adding}) {
-        if (rows > v.most_rows || !wants_rows(rows)) continue;
+  for (const Shape& s : shapes) {
+    const size_t bytes = s.weight_bytes(), coded_each = (Coded(s, nullptr).bytes() + 127) / 128 * 128;
+    bf16* w = allocate<bf16>(n * bytes / 2);
+    uint8_t* coded_data = allocate<uint8_t>(n * coded_each);
+    fill(w, n * bytes / 2, Uniform{0.033f, 5});
+    std::vector<Coded> coded;
+    for (size_t i = 0; i < n; i++) {
+      coded.emplace_back(s, coded_data + i * coded_each);
+      coded.back().make(w + i * bytes / 2, overflows, base);
+    }
+    finish();
+    std::map<int, std::vector<uint8_t>> expected;  // by rows, of the first variant
+    for (const Variant& v : all_variants(base.hopper)) {
+      for (const int rows : {1, 8, 16, 24, 64, 256, 512, 700}) {
+        if (rows > std::min(v.most_rows, s.most_rows) || !wants_rows(rows)) continue;
         std::vector<uint8_t> results[2];
         for (const bool pdl : {false, true}) {
           now = std::string("chain ") + s.name + " " + v.name + " rows " + std::to_string(rows);
           Context ctx = base;
           ctx.pdl = pdl;
           auto enqueue = [&] {
-            for (int i = 0; i < n; i++) {
+            for (size_t i = 0; i < n; i++) {
               const bf16* packed = w + i * bytes / 2;
               const LinearCall call = s.gate_up ? make_call(s, LinearMode::kGateUp, i == 0 ? x : buffers[(i + 1) % 2],
                                                             rows, packed, nullptr, buffers[i % 2])
                                                 : make_call(s, LinearMode::kAccumulate, x, rows, packed,
                                                             reinterpret_cast<float*>(buffers[1]), nullptr);
-              v.run(v.coded ? coded[s.gate_up ? 0 : 1][static_cast<size_t>(i)].in(call) : call, ctx);
+              v.run(v.coded ? coded[i].in(call) : call, ctx);
             }
           };
           // Gated: everything is written before it is read. Added: the first launches start from 0 too.
@@ -322,15 +333,16 @@ void check_chain(const Context& base) {
           const cudaGraphExec_t exec = record(enqueue);
           for (int i = 0; i < 3; i++) ok(cudaGraphLaunch(exec, stream));
           finish();
-          results[pdl].resize(static_cast<size_t>(rows) * n_out * (s.gate_up ? 2 : 4));
+          results[pdl].resize(static_cast<size_t>(rows) * static_cast<size_t>(s.n_out) * (s.gate_up ? 2 : 4));
           ok(cudaMemcpy(results[pdl].data(), buffers[1], results[pdl].size(), cudaMemcpyDeviceToHost));
           ok(cudaGraphExecDestroy(exec));
         }
         runs++;
-        if (results[0] != results[1]) {
+        const std::vector<uint8_t>& first = expected.try_emplace(rows, results[0]).first->second;
+        if (results[0] != first || results[1] != first) {
           bad++;
           failures++;
-          std::printf("PDL DIFFERS: %s\n", now.c_str());
+          std::printf("%s: %s\n", results[0] != results[1] ? "PDL DIFFERS" : "BITS DIFFER", now.c_str());
         }
         for (size_t i = 0; i < results[0].size(); i += s.gate_up ? 2 : 4) {
           float f = 0;
@@ -340,10 +352,18 @@ void check_chain(const Context& base) {
         }
       }
     }
+    ok(cudaFree(w));
+    ok(cudaFree(coded_data));
   }
+  int32_t n_overflows = 0;
+  ok(cudaMemcpy(&n_overflows, overflows, sizeof n_overflows, cudaMemcpyDeviceToHost));
+  if (n_overflows != 0) fail("uniform weights have too many escapes");
   std::printf("chain: %d runs of %d dependent products with and without PDL, %d differ; largest value %.3g\n", runs, n,
               bad, static_cast<double>(largest));
-  for (bf16* p : {w, buffers[0], buffers[1], x}) ok(cudaFree(p));
+  for (void* p : {static_cast<void*>(buffers[0]), static_cast<void*>(buffers[1]), static_cast<void*>(x),
+                  static_cast<void*>(overflows)}) {
+    ok(cudaFree(p));
+  }
 }
 
 }  // namespace
