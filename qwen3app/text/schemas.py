@@ -11,6 +11,8 @@ The rules:
   take seconds, of ten million all memory. Trailing zeros cost nothing, and several meet as their common multiple.
 - It closes an open end that is a whole number where the other end lies before the next one (0 as `exclusiveMinimum`
   beside the maximum 0.5). Such an end is written a little farther in.
+- It knows a count (`minLength`) only as a whole number without a point. 1.0 is the integer 1 to JSON Schema, so it is
+  written as 1.
 - A class of characters in a pattern that has all 32 control characters takes an escaped quote and backslash in
   llguidance 1.9, also where it leaves them out (`[^"]`). So every class is written without NUL, which no answer needs.
 Threads: pure functions. Linear in the size of the schema.
@@ -41,6 +43,8 @@ _SINGLE = frozenset({"items", "additionalItems", "additionalProperties"})
 _LITTLE = 1e-9
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _DATA = frozenset({"enum", "const", "default", "examples"})  # what stands there is no schema
+_COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties"))
+_COUNT_WITH_POINT = re.compile(rf'"(?:{"|".join(sorted(_COUNTS))})":-?\d+[.e]')
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 _PATTERN_PART = re.compile(r"\\[pP]\{[^}\\]*+\}|\\[pP]?.|\[\^?(?:-+|\])?|\]|[^\\\[\]]+", re.S)
@@ -74,7 +78,7 @@ def schema_json(schema: Any) -> str:
     """The schema's text for llguidance. By msgspec, which keeps Python's lock for a tenth of the time that the json
     module takes in one go."""
     text = msgspec.json.encode(schema).decode()
-    if '"pattern' in text or '"exclusiveM' in text:
+    if '"pattern' in text or '"exclusiveM' in text or _COUNT_WITH_POINT.search(text):
         return msgspec.json.encode(_respelled(schema, names=False)).decode()
     return text
 
@@ -210,7 +214,7 @@ def _target(schema: Any, reference: str) -> Any:
 
 
 def _respelled(item: Any, *, names: bool) -> Any:
-    """A copy with patterns and open ends as llguidance needs them. names: the keys are no keywords."""
+    """A copy with patterns, open ends and counts as llguidance needs them. names: the keys are no keywords."""
     if isinstance(item, list):
         return [_respelled(each, names=False) for each in item]
     if not isinstance(item, Mapping):
@@ -223,6 +227,8 @@ def _respelled(item: Any, *, names: bool) -> Any:
             result[key] = pattern_without_nul(each)
         elif key == "patternProperties" and isinstance(each, Mapping):
             result[key] = {pattern_without_nul(name): _respelled(inner, names=False) for name, inner in each.items()}
+        elif key in _COUNTS and isinstance(each, float) and each.is_integer() and abs(each) <= _MAX_EXACT:
+            result[key] = int(each)
         else:
             result[key] = each if key in _DATA else _respelled(each, names=key in _MAPS)
     if not names:

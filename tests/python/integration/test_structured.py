@@ -331,6 +331,26 @@ NASTY: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("count", [1, 1.0])
+def test_an_integer_with_a_point_is_an_integer_in_every_field(real_server: RealServer, count: float) -> None:
+    schema = {"type": "array", "minItems": count, "maxItems": count, "items": {"const": 7}}
+    arguments = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": arguments}}
+    for fields in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+        {"response_format": {"type": "json_object", "schema": schema}},
+        {"structured_outputs": {"json": schema}},
+        {"guided_json": schema},
+        {"guided_json": json.dumps(schema)},
+        {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False},
+    ):
+        (choice,) = choices(chat(real_server, **fields))
+        assert choice["finish_reason"] in ("stop", "tool_calls"), fields
+        calls = choice["message"].get("tool_calls")
+        said = json.loads(calls[0]["function"]["arguments"])["a"] if calls else json.loads(choice["message"]["content"])
+        assert said == [7], fields
+
+
 @pytest.mark.parametrize(("place", "schema"), NASTY)
 def test_b44_schemas_that_cannot_be_used(real_server: RealServer, place: str, schema: dict[str, Any]) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

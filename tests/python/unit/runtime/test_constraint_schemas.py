@@ -38,6 +38,60 @@ class Judge:
         return True
 
 
+# -------------------------------------------------------------------------------------------------------------- counts
+
+COUNTS = [f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties")]
+
+
+def text_of(kind: Any, value: Any) -> str:
+    return build_grammar(ConstraintSpec(kind, value, "p"), {}).text
+
+
+@pytest.mark.parametrize("key", COUNTS)
+def test_a_count_may_be_an_integer_with_a_point(key: str) -> None:
+    """1.0 is the integer 1 to JSON Schema, wherever a schema may stand."""
+
+    def everywhere(count: float) -> list[str]:
+        schema = {"properties": {key: {"items": {key: count}}}, "$defs": {key: {key: count}}, "const": {key: 2.0}}
+        tools = tool_call_spec([("f", schema)], parallel=True, free_text=True)
+        return [
+            *(text_of("json", each) for each in (schema, json.dumps(schema))),
+            text_of("grammar", f"start: %json {json.dumps(schema)}"),
+            build_grammar(tools, {}).text,
+        ]
+
+    assert everywhere(2.0) == everywhere(2) and everywhere(-0.0) == everywhere(0) and everywhere(2e2) == everywhere(200)
+    for text in everywhere(2):
+        assert f'"{key}":2.0' in text, "a constant is kept as it is"
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "forbidden"),
+    [
+        ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, '"ab"', ['""', '"abc"']),
+        ({"items": {"const": 1}, "type": "array", "minItems": 1.0, "maxItems": 2.0}, "[1,1]", ["[]", "[1,1,1]"]),
+        (
+            {"additionalProperties": {"const": 1}, "type": "object", "minProperties": 1.0, "maxProperties": 1.0},
+            '{"a":1}',
+            ["{}", '{"a":1,"b":1}'],
+        ),
+        ({"type": "integer", "multipleOf": 2.0}, "4", ["3"]),
+    ],
+)
+def test_counts_with_a_point_are_held(
+    text_parts: TextParts, tokens: GrammarTokens, schema: Any, allowed: str, forbidden: list[str]
+) -> None:
+    judge = Judge(text_parts, tokens, ConstraintSpec("json", schema, "p"))
+    assert judge.takes(allowed) and not any(map(judge.takes, forbidden))
+
+
+@pytest.mark.parametrize("count", [1.5, -1.0, 1e300, "1", True])
+async def test_other_counts_stay_refused(constraints: Constraints, count: Any) -> None:
+    with pytest.raises(RequestError, match="positive integer for 'minLength'") as caught:
+        await constraints.compile(ConstraintSpec("json", {"items": {"type": "string", "minLength": count}}, "p"))
+    assert caught.value.param == "p.items"
+
+
 # ------------------------------------------------------------------------------------------------------------ patterns
 
 CHARACTERS = ['"', "\\", "a", "b", "]", "^", "-", "/", ".", " ", "\n", "\t", "\x01", "é", "日", "😀", "2"]
