@@ -8,14 +8,13 @@ Light: the command line imports it to build its parser. Any thread.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from qwen3app.chat.errors import ChatError
+from qwen3app.sampling_limits import MAX_TEMPERATURE, REPETITION_PENALTY_RULE, is_repetition_penalty
 
 Value = float | int | str | None
-MAX_TEMPERATURE = 1e6  # the engine's, as in runtime/params.py, which is too heavy for this module; a test compares them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +40,19 @@ class ChatSettings:
     system: str | None = None
 
 
-def _number(low: float, high: float, *, above: bool = False) -> Callable[[str], Value]:
-    rule = f"a number above {low:g} up to {high:g}" if above else f"a number from {low:g} to {high:g}"
+def _number(low: float, high: float) -> Callable[[str], Value]:
+    return _float(f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
+
+
+def _float(rule: str, holds: Callable[[float], bool]) -> Callable[[str], Value]:
+    """holds: says of every float, NaN too, whether the rule allows it."""
 
     def parse(text: str) -> Value:
         try:
             value = float(text)
         except ValueError:
             raise ValueError(rule) from None
-        if not math.isfinite(value) or value < low or value > high or (above and value == low):
+        if not holds(value):
             raise ValueError(rule)
         return value
 
@@ -95,7 +98,12 @@ SETTINGS: tuple[Setting, ...] = (
         "what the context holds",
     ),
     Setting("system", "system", _text, "the system prompt", "none"),
-    Setting("repetition_penalty", "repetition_penalty", _number(0, 100, above=True), "above 1: repeat less; 1 is off"),
+    Setting(
+        "repetition_penalty",
+        "repetition_penalty",
+        _float(REPETITION_PENALTY_RULE, is_repetition_penalty),
+        "above 1: repeat less; 1 is off",
+    ),
     Setting("presence_penalty", "presence_penalty", _number(-2, 2), "above 0: avoid tokens of the answer so far"),
     Setting("frequency_penalty", "frequency_penalty", _number(-2, 2), "above 0: avoid its frequent tokens more"),
 )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from qwen3app.abi.types import MAX_SAMPLES as MAX_SAMPLES
 from qwen3app.abi.types import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
 from qwen3app.errors import RequestError
+from qwen3app.sampling_limits import MAX_TEMPERATURE, REPETITION_PENALTY_RULE, is_repetition_penalty
 from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.generation_config import SamplingDefaults
 
@@ -28,9 +29,6 @@ _MAX_SALT_CHARS = 4096
 MAX_STOP_IDS = 4096
 _INT32_MAX = 2**31 - 1
 _UINT64_MASK = 2**64 - 1
-# The engine's own limits, checked here so that the error names the field; it computes in float32.
-MAX_TEMPERATURE = 1e6
-_MIN_FLOAT32, _MAX_FLOAT32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +90,9 @@ def check_params(params: GenerationParams, n_token_ids: int) -> None:
     _range("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     penalty = params.repetition_penalty
-    if penalty is not None and not (_MIN_FLOAT32 <= penalty <= _MAX_FLOAT32):
+    if penalty is not None and not is_repetition_penalty(penalty):
         raise RequestError(
-            f"repetition_penalty must be above 0 and a 32-bit number, got {penalty}.", "repetition_penalty"
+            f"repetition_penalty must be {REPETITION_PENALTY_RULE}, got {penalty}.", "repetition_penalty"
         )
     if params.top_k is not None and params.top_k < -1:
         raise RequestError(f"top_k must be -1 or 0 (off) or at least 1, got {params.top_k}.", "top_k")

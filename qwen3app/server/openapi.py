@@ -15,7 +15,8 @@ import msgspec
 from litestar import Request, get
 
 from qwen3app import __version__
-from qwen3app.runtime.params import MAX_SAMPLES, MAX_STOP_IDS, MAX_STOPS, MAX_TEMPERATURE, MAX_TOP_LOGPROBS
+from qwen3app.runtime.params import MAX_SAMPLES, MAX_STOP_IDS, MAX_STOPS, MAX_TOP_LOGPROBS
+from qwen3app.sampling_limits import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
 from qwen3app.server import reply_types
 from qwen3app.server.health import PROBES
 from qwen3app.server.replies import to_json
@@ -86,7 +87,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "top_p": {"minimum": 0, "maximum": 1},
     "top_k": {"minimum": -1},
     "min_p": {"minimum": 0, "maximum": 1},
-    "repetition_penalty": {"exclusiveMinimum": 0},
+    "repetition_penalty": {"minimum": MIN_REPETITION_PENALTY, "maximum": MAX_REPETITION_PENALTY},
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "frequency_penalty": {"minimum": -2, "maximum": 2},
     "n": {"minimum": 1, "maximum": MAX_SAMPLES},

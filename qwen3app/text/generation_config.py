@@ -6,11 +6,11 @@ Threads: pure, any thread.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwen3app.sampling_limits import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
 from qwen3app.text.errors import TextError
 from qwen3app.text.files import read_optional_json_object
 
@@ -26,16 +26,14 @@ class SamplingDefaults:
     repetition_penalty: float | None = None
 
 
-def _number(path: Path, fields: dict[str, Any], name: str, low: float, high: float, *, open_low: bool) -> float | None:
+def _number(path: Path, fields: dict[str, Any], name: str, low: float, high: float) -> float | None:
     value = fields.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TextError(f"{path}: {name} is {value!r}, not a number; correct the file.")
-    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
-        bound = f"above {low:g}" if open_low else f"{low:g} or more"
-        limit = "" if high == math.inf else f" and at most {high:g}"
-        raise TextError(f"{path}: {name} is {value!r} but must be {bound}{limit}; correct the file.")
+    if not low <= value <= high:
+        raise TextError(f"{path}: {name} is {value!r} but must be from {low:g} to {high:g}; correct the file.")
     return float(value)
 
 
@@ -52,11 +50,11 @@ def load_sampling_defaults(model_dir: Path) -> SamplingDefaults:
     top_k = fields.get("top_k")
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < -1):
         raise TextError(f"{path}: top_k is {top_k!r} but must be an integer of -1 or more; correct the file.")
-    temperature = _number(path, fields, "temperature", 0, math.inf, open_low=False)
+    temperature = _number(path, fields, "temperature", 0, MAX_TEMPERATURE)
     return SamplingDefaults(
         temperature=0.0 if do_sample is False else temperature,
-        top_p=_number(path, fields, "top_p", 0, 1, open_low=False),
+        top_p=_number(path, fields, "top_p", 0, 1),
         top_k=top_k,
-        min_p=_number(path, fields, "min_p", 0, 1, open_low=False),
-        repetition_penalty=_number(path, fields, "repetition_penalty", 0, math.inf, open_low=True),
+        min_p=_number(path, fields, "min_p", 0, 1),
+        repetition_penalty=_number(path, fields, "repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
     )

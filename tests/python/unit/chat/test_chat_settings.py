@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +40,7 @@ def test_values_are_set_and_given_back(name: str, text: str, field: str, value: 
 
 def test_a_temperature_has_one_limit_everywhere() -> None:
     """The engine refuses what is above it (native/src/engine/request.cpp); the chat and the page say the same."""
-    from qwen3app.runtime.params import MAX_TEMPERATURE
+    from qwen3app.sampling_limits import MAX_TEMPERATURE
     from qwen3app.server.page import assets
 
     settings = ChatSettings()
@@ -46,6 +50,30 @@ def test_a_temperature_has_one_limit_everywhere() -> None:
         set_value(settings, "temp", str(MAX_TEMPERATURE * 1.01))
     page = assets()["/"].body.decode()
     assert f'name="temperature" type="number" inputmode="decimal" min="0" max="{MAX_TEMPERATURE:.0f}"' in page
+
+
+@pytest.mark.parametrize(
+    ("value", "is_allowed"),
+    [
+        *((value, True) for value in (2.0**-126, 0.5, 100.0, 101.0, 3.4e38)),
+        *((value, False) for value in (-1.0, 0.0, 1e-46, 3.5e38, 1e39, float("inf"), float("nan"))),
+    ],
+)
+def test_a_repetition_penalty_has_one_limit_everywhere(tmp_path: Path, value: float, is_allowed: bool) -> None:
+    """The chat, requests and a model's own defaults: what the engine, which computes in float32, can take."""
+    from qwen3app.errors import RequestError
+    from qwen3app.runtime.params import GenerationParams, check_params
+    from qwen3app.text.errors import TextError
+    from qwen3app.text.generation_config import load_sampling_defaults
+
+    (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": value}))
+    for error, take in (
+        (ChatError, lambda: set_value(ChatSettings(), "repetition_penalty", repr(value))),
+        (RequestError, lambda: check_params(GenerationParams(repetition_penalty=value), 10)),
+        (TextError, lambda: load_sampling_defaults(tmp_path)),
+    ):
+        with contextlib.nullcontext() if is_allowed else pytest.raises(error, match="repetition_penalty"):
+            take()
 
 
 @pytest.mark.parametrize(
@@ -63,12 +91,13 @@ def test_a_temperature_has_one_limit_everywhere() -> None:
         ("seed", "x"),
         ("max_tokens", "0"),
         ("repetition_penalty", "0"),
+        ("repetition_penalty", "nan"),
         ("presence_penalty", "2.1"),
     ],
 )
 def test_a_wrong_value_gives_one_sentence_and_changes_nothing(name: str, text: str) -> None:
     settings = ChatSettings()
-    with pytest.raises(ChatError, match=rf"^{name} must be a (whole )?number (from|above) .*\.$"):
+    with pytest.raises(ChatError, match=rf"^{name} must be a (whole |32-bit )?number (from|above) .*\.$"):
         set_value(settings, name, text)
     assert settings == ChatSettings()
 
