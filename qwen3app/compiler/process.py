@@ -6,10 +6,11 @@ The rules:
 - None is started before it is needed, and no more than ask at the same time. One that has answered waits for the next.
 - A process that takes longer than its time is killed, and with it what it compiled. Whatever way one ends in the middle
   of an answer, it costs the one request that asked; the next one gets a new process.
+- One that works for somebody who has gone (`Asking.give_up`) is killed as well: a process cannot be asked to stop.
 - They leave the server's process group, so that no terminal's signal reaches them, and end when their pipe does: also
   when the server is killed.
 
-Threads: `ask` blocks the thread that calls it, and any may; `close` from another one.
+Threads: `ask` blocks the thread that calls it, and any may; `close` and `Asking.give_up` from another one.
 """
 
 from __future__ import annotations
@@ -53,6 +54,35 @@ def child_command() -> list[str]:
     return [sys.executable, "-P", "-m", "qwen3app", COMMAND]
 
 
+class Asking:
+    """One question to a process, which whoever put it may give up on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: _Process | None = None  # that works on it
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more."""
+        with self._lock:
+            self._given_up = True
+            if self._process is not None:
+                self._process.kill()  # the thread that asks it sees that, and does the rest
+
+    def begin(self, process: _Process) -> bool:
+        """False: it is given up already. Else the process is this question's own until `end`."""
+        with self._lock:
+            if not self._given_up:
+                self._process = process
+            return not self._given_up
+
+    def end(self) -> bool:
+        """True: it has been given up, and the process killed."""
+        with self._lock:
+            self._process = None
+            return self._given_up
+
+
 class Compilers:
     """See the file's head."""
 
@@ -75,12 +105,22 @@ class Compilers:
         self._idle: list[_Process] = []
         self._closed = False
 
-    def ask(self, constraint: bytes, param: str) -> Reply:
-        """The reply to a constraint (messages.write_spec). param: its place. Raises RequestError where its process had
-        to be ended, or ended by itself, GenerationError where none can be started, EngineError after `close`."""
+    def ask(self, constraint: bytes, param: str, asking: Asking) -> Reply:
+        """The reply to a constraint (messages.write_spec). param: its place. asking: a new one. Raises RequestError
+        where its process had to be ended, or ended by itself, GenerationError where none can be started, EngineError
+        after `close` or once it is given up."""
         process = self._idling() or self._start()
+        if not asking.begin(process):
+            self._keep(process)
+            raise _given_up()
         try:
-            reply = self._ask(process, constraint, self._seconds)
+            try:
+                reply = self._ask(process, constraint, self._seconds)
+            finally:
+                given_up = asking.end()
+            if given_up:  # and the process killed, though it had answered
+                self._end(process)
+                raise _given_up()
         except TimeoutError:
             reason = f"{param} takes longer than {self._seconds:g} s to compile; make it simpler."
         except EOFError:
@@ -94,6 +134,8 @@ class Compilers:
                 _log.error("a constraint met a fault of the program: %s", reply.bug)
                 raise GenerationError("The constraint failed, which is a fault of the server; its log says more.")
             return reply
+        if given_up:
+            raise _given_up()
         if self._closed:
             raise shutting_down()
         _log.warning("a process that compiles constraints was ended: %s (%s)", reason, process.said())
@@ -167,6 +209,10 @@ def _gib(n: int) -> str:
 
 def shutting_down() -> EngineError:
     return EngineError(Status.CLOSED, "The server is shutting down.")
+
+
+def _given_up() -> EngineError:
+    return EngineError(Status.CANCELLED, "Nobody waits for this constraint any more.")
 
 
 def _cannot_start(why: str) -> GenerationError:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from qwen3app.abi.matchers import Matcher, TokenBytes, Vocabulary
 from qwen3app.compiler.checking import LIMITS, STACK_BYTES, build, compile_grammar, unusable
 from qwen3app.compiler.messages import write_spec
-from qwen3app.compiler.process import Compilers, shutting_down
+from qwen3app.compiler.process import Asking, Compilers, shutting_down
 from qwen3app.errors import EngineError, RequestError, Status
 from qwen3app.text.grammars import ConstraintSpec
 
@@ -191,7 +191,7 @@ class Constraints:
 
     async def compile(self, spec: ConstraintSpec) -> Constraint:
         """Raises RequestError for a constraint that cannot be met or compiled, EngineError where too many wait, or
-        after `close`."""
+        after `close`. Cancelled, it takes no thread and no process any more."""
         if self._closed:
             raise shutting_down()
         key, text = await asyncio.get_running_loop().run_in_executor(self._writer, self._write, spec)
@@ -206,9 +206,10 @@ class Constraints:
             raise shutting_down()
         if self._n_waiting >= _MAX_WAITING:
             raise EngineError(Status.QUEUE_FULL, "Too many constraints wait to be compiled; try again later.")
+        asking = Asking()
         default = threading.stack_size(_STACK_BYTES)
         try:
-            job = self._pool.submit(self._compile, key, text, param)
+            job = self._pool.submit(self._compile, key, text, param, asking)
         finally:
             threading.stack_size(default)
         future = asyncio.wrap_future(job)
@@ -223,6 +224,7 @@ class Constraints:
             return await future
         except asyncio.CancelledError:
             future.cancel()
+            asking.give_up()
             raise
         finally:
             # A refusal's traceback has this frame, and the future holds it: a cycle, that keeps all that was read.
@@ -261,10 +263,10 @@ class Constraints:
                 build(spec, self._tokenizer.control_tokens)  # names the fault
             raise RequestError(f"{spec.param} cannot be written as JSON.", spec.param, "invalid_constraint") from None
 
-    def _compile(self, key: bytes, text: bytes, param: str) -> Constraint | RequestError:
+    def _compile(self, key: bytes, text: bytes, param: str, asking: Asking) -> Constraint | RequestError:
         known = self._known(key)  # the one before this may have been the same
         if known is None:
-            known = _compiled(self._ready(), self._compilers, text, param)
+            known = _compiled(self._ready(), self._compilers, text, param, asking)
             with self._lock:
                 self._cache[key] = known
                 while len(self._cache) > _CACHE_SIZE:
@@ -282,9 +284,11 @@ class Constraints:
         return tokens.token_bytes, dict(tokens.control_tokens)
 
 
-def _compiled(tokens: GrammarTokens, compilers: Compilers, text: bytes, param: str) -> Constraint | RequestError:
+def _compiled(
+    tokens: GrammarTokens, compilers: Compilers, text: bytes, param: str, asking: Asking
+) -> Constraint | RequestError:
     """text: the constraint as JSON."""
-    reply = compilers.ask(text, param)
+    reply = compilers.ask(text, param, asking)
     if reply.grammar is None:
         return RequestError(reply.fault, reply.param, "invalid_constraint")
     compiled = compile_grammar(tokens.vocabulary, reply.grammar)

@@ -37,7 +37,7 @@ from qwen3app.server.requests import (
     refuse_unsupported,
     sampling_params,
 )
-from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all
+from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all, while_wanted
 from qwen3app.server.structured import constraint_of
 from qwen3app.server.thinking import thinking_of
 from qwen3app.server.tools import ToolRequest, answer_constraint, bias_against_calls, call_object, tool_request
@@ -64,7 +64,8 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
     params = with_tools(replace(chat_params(body), thinking_budget=thinking.budget), tools, model.tokenizer)
     constraint = answer_constraint(tools, constraint_of(body))
     if constraint is not None:
-        params = replace(params, constraint=await runtime.constraints.compile(constraint))
+        compiled = await while_wanted(request.receive, runtime.constraints.compile(constraint))
+        params = replace(params, constraint=compiled)
 
     def render() -> RenderedPrompt:
         return chat_prompt(model.template, body, thinking, tools.definitions)

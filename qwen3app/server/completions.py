@@ -34,7 +34,7 @@ from qwen3app.server.requests import (
     refuse_unsupported,
     sampling_params,
 )
-from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all
+from qwen3app.server.sse import EventStream, JsonReply, Reply, read_all, while_wanted
 from qwen3app.server.structured import constraint_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ async def create_completion(request: Request[Any, Any, Any]) -> Reply:
     params = completion_params(body)
     constraint = constraint_of(body)
     if constraint is not None:
-        params = replace(params, constraint=await runtime.constraints.compile(constraint))
+        compiled = await while_wanted(request.receive, runtime.constraints.compile(constraint))
+        params = replace(params, constraint=compiled)
     vocab = model.info.vocab
     prompts = await off_loop(len(await request.body()), lambda: read_prompts(body.prompt, model.tokenizer, vocab))
     check_prompt_logprobs(body, sum(len(prompt.ids) for prompt in prompts), params.n)

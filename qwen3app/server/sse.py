@@ -11,17 +11,19 @@ A client that leaves cancels the generation, which ends the stream by itself; no
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from qwen3app.errors import AppError
-from qwen3app.server.openai_errors import describe, internal_error
+from qwen3app.server.openai_errors import ApiError, describe, internal_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from litestar.types import Receive, Scope, Send
 
     from qwen3app.runtime import ChoiceDelta, Generation
+
+T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -156,11 +158,28 @@ class EventStream(Reply):
 
 async def watch_disconnect(receive: Receive, generation: Generation) -> None:
     """Cancels the generation when the client leaves."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            generation.cancel()
-            return
+    await _disconnected(receive)
+    generation.cancel()
+
+
+async def while_wanted(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves; then ApiError, which nobody reads."""
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_disconnected(receive))
+    watch.add_done_callback(lambda _: task.cancel())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if watch.done():
+            raise ApiError(499, "The client left before its answer began.", code="client_left") from None
+        raise
+    finally:
+        watch.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_all(generation: Generation, receive: Receive, take: Callable[[list[ChoiceDelta]], None]) -> None:

@@ -23,7 +23,7 @@ from serving import load_text
 from qwen3app.abi.matchers import TokenBytes
 from qwen3app.compiler import COMMAND
 from qwen3app.compiler.messages import Reply, read_spec, write_spec
-from qwen3app.compiler.process import Compilers
+from qwen3app.compiler.process import Asking, Compilers
 from qwen3app.errors import EngineError, GenerationError, RequestError, Status
 from qwen3app.text.grammars import ConstraintSpec, tool_call_spec
 
@@ -57,7 +57,7 @@ def make(vocabulary: tuple[TokenBytes, dict[str, int]]) -> Iterator[Make]:
 
 
 def ask(compilers: Compilers, kind: str, value: object) -> Reply:
-    return compilers.ask(write_spec(ConstraintSpec(kind, value, "p")), "p")  # type: ignore[arg-type]
+    return compilers.ask(write_spec(ConstraintSpec(kind, value, "p")), "p", Asking())  # type: ignore[arg-type]
 
 
 def refusal(compilers: Compilers, value: str) -> str:
@@ -225,6 +225,59 @@ def test_signals_of_a_terminal_or_a_supervisor_do_not_end_it(make: Make) -> None
     assert pids(compilers) == [pid]
 
 
+def test_a_question_that_is_given_up_costs_its_own_process_alone(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compilers = make()
+    statuses: list[Status] = []
+
+    def put(value: str, asking: Asking) -> None:
+        with pytest.raises(EngineError) as caught:
+            compilers.ask(write_spec(ConstraintSpec("regex", value, "p")), "p", asking)
+        statuses.append(caught.value.status)
+
+    asking = Asking()
+    thread = threading.Thread(target=put, args=(f"hangs {tmp_path}/begun", asking))
+    thread.start()
+    wait_until((tmp_path / "begun").exists)
+    assert is_well(compilers)
+    (its, other) = sorted(compilers._all, key=compilers._idle.__contains__)
+    for _ in range(2):
+        asking.give_up()
+    thread.join(PATIENCE)
+    assert statuses == [Status.CANCELLED] and compilers._all == {other} and not its.alive()
+    put("ab", asking)  # that it is given up was known before it began
+    assert statuses == [Status.CANCELLED] * 2 and is_well(compilers) and compilers._all == {other}
+    assert not caplog.records, "it is nobody's fault"
+
+
+def test_a_question_that_is_given_up_behind_its_answer_ends_no_later_one(make: Make) -> None:
+    compilers = make()
+    asking = Asking()
+    spec = write_spec(ConstraintSpec("grammar", QUICK, "p"))
+    assert compilers.ask(spec, "p", asking) == Reply(grammar=QUICK)
+    (process,) = compilers._all
+    asking.give_up()
+    assert process.alive() and is_well(compilers) and compilers._all == {process}
+
+
+def test_an_answer_that_comes_while_it_is_given_up_keeps_no_killed_process(make: Make) -> None:
+    compilers = make()
+    asking = Asking()
+    answered = compilers._ask
+
+    def answer_then_give_up(*given: object) -> Reply:
+        reply = answered(*given)  # type: ignore[arg-type]
+        if asking._process is not None:
+            asking.give_up()
+        return reply
+
+    compilers._ask = answer_then_give_up  # type: ignore[method-assign]
+    with pytest.raises(EngineError):
+        compilers.ask(write_spec(ConstraintSpec("grammar", QUICK, "p")), "p", asking)
+    assert not compilers._all and not compilers._idle and is_well(compilers)
+
+
 def test_close_ends_what_is_being_compiled(make: Make, tmp_path: Path) -> None:
     compilers = make()
     errors: list[Exception] = []
@@ -281,11 +334,11 @@ import pickle, sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
 from qwen3app.compiler.messages import write_spec
-from qwen3app.compiler.process import Compilers
+from qwen3app.compiler.process import Asking, Compilers
 from qwen3app.text.grammars import ConstraintSpec
 vocabulary = pickle.loads(Path(sys.argv[2]).read_bytes())
 compilers = Compilers(lambda: vocabulary, seconds=1e6)
-print(compilers.ask(write_spec(ConstraintSpec("choice", ["a"], "p")), "p").grammar is not None)
+print(compilers.ask(write_spec(ConstraintSpec("choice", ["a"], "p")), "p", Asking()).grammar is not None)
 compilers.close()
 """
 
@@ -314,12 +367,12 @@ sys.path[:0] = sys.argv[1].split(":")
 import odd_compiler
 from qwen3app.compiler import COMMAND
 from qwen3app.compiler.messages import write_spec
-from qwen3app.compiler.process import Compilers
+from qwen3app.compiler.process import Asking, Compilers
 from qwen3app.text.grammars import ConstraintSpec
 vocabulary = pickle.loads(Path(sys.argv[2]).read_bytes())
 compilers = Compilers(lambda: vocabulary, seconds=1e6, command=odd_compiler.COMMAND)
 for value in ("a", *sys.argv[3:]):
-    compilers.ask(write_spec(ConstraintSpec("regex", value, "p")), "p")
+    compilers.ask(write_spec(ConstraintSpec("regex", value, "p")), "p", Asking())
     print(*(process._process.pid for process in compilers._all), flush=True)
 sys.stdin.read()
 """

@@ -11,6 +11,7 @@ from serving import TextParts, load_text, make_model
 
 from qwen3app.compiler.child import answer
 from qwen3app.compiler.messages import Reply
+from qwen3app.compiler.process import Asking
 from qwen3app.runtime import Runtime
 from qwen3app.runtime.constraints import Constraints, GrammarTokens
 from qwen3app.text.generation_config import SamplingDefaults
@@ -32,7 +33,7 @@ class CompilersHere:
     def __init__(self, tokens: GrammarTokens) -> None:
         self._tokens = tokens
 
-    def ask(self, constraint: bytes, param: str) -> Reply:
+    def ask(self, constraint: bytes, param: str, asking: Asking) -> Reply:
         return answer(self._tokens.vocabulary, dict(self._tokens.control_tokens), constraint)
 
     def close(self) -> None:

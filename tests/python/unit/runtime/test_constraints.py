@@ -320,7 +320,9 @@ async def test_what_is_known_is_not_compiled_again(
 ) -> None:
     asked: list[str] = []
     ask = compilers.ask
-    monkeypatch.setattr(compilers, "ask", lambda constraint, param: asked.append(param) or ask(constraint, param))
+    monkeypatch.setattr(
+        compilers, "ask", lambda constraint, param, *more: asked.append(param) or ask(constraint, param, *more)
+    )
     tools = tool_call_spec([("f", {"properties": {"a": {"type": "integer"}}})], parallel=True, free_text=True)
     specs = [
         ConstraintSpec("json", {"enum": [1]}, "p"),
@@ -439,6 +441,24 @@ async def test_a_request_that_ends_while_it_waits_to_be_compiled_waits_no_more(
     assert not (tmp_path / "second").exists()
 
 
+async def test_a_request_that_ends_while_it_is_compiled_frees_thread_and_process(
+    odd: tuple[Constraints, Compilers], tmp_path: Path
+) -> None:
+    constraints, compilers = odd
+    await constraints.compile(regex("ab"))
+    gone = asyncio.create_task(constraints.compile(regex(f"hangs {tmp_path}/begun")))
+    await until((tmp_path / "begun").exists)
+    (child,) = [process._process.pid for process in compilers._all]
+    second = asyncio.create_task(constraints.compile(regex("then")))  # there is one thread
+    await until(lambda: constraints._n_waiting == 2)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert isinstance(await second, Constraint)
+    assert not psutil.pid_exists(child) and len(compilers._all) == 1
+    await until(lambda: constraints._n_waiting == 0)
+
+
 async def test_what_is_known_waits_for_no_other(odd: tuple[Constraints, Compilers], tmp_path: Path) -> None:
     constraints, _ = odd
     known = await constraints.compile(regex("ab"))
@@ -463,7 +483,7 @@ async def test_the_same_constraint_of_many_requests_is_compiled_once(
     constraints, compilers = odd
     asked: list[bytes] = []
     ask = compilers.ask
-    monkeypatch.setattr(compilers, "ask", lambda constraint, param: asked.append(constraint) or ask(constraint, param))
+    monkeypatch.setattr(compilers, "ask", lambda constraint, *more: asked.append(constraint) or ask(constraint, *more))
     spec = regex(f"waits {tmp_path}/begun")
     tasks = [asyncio.create_task(constraints.compile(spec)) for _ in range(5)]
     await until((tmp_path / "begun").exists)
