@@ -14,7 +14,7 @@ import time
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +107,12 @@ def record_of(scope: Any) -> Record:
 class AccessLog:
     """ASGI middleware; see the file's head."""
 
-    def __init__(self, app: ASGIApp, log: Log, observations: HttpObservations) -> None:
+    def __init__(
+        self, app: ASGIApp, log: Log, observations: HttpObservations, route_of: Callable[[str], str | None]
+    ) -> None:
+        """route_of: the template of the route that a path leads to, for requests that the routes have not seen."""
         self._app = app
+        self._route_of = route_of
         self._log = log
         self._observations = observations
 
@@ -158,7 +162,7 @@ class AccessLog:
     def _finish(self, scope: Scope, method: str, record: Record) -> None:
         seconds = time.perf_counter() - record.started
         status = record.refused or (499 if record.client_gone else record.status)
-        handler = str(scope.get("path_template") or _OTHER)
+        handler = str(scope.get("path_template") or self._route_of(scope["path"]) or _OTHER)
         self._observations.observe(handler, method, status, seconds)
         client = scope.get("client")
         fields: dict[str, Any] = {

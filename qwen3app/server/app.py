@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from typing import TYPE_CHECKING, Any
 
 from litestar import Litestar, Request
 from litestar.datastructures import State
+from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp
+from litestar.utils import normalize_path
 
 from qwen3app.server.access_log import AccessLog, Log, record_of
 from qwen3app.server.chat_completions import create_chat_completion
@@ -79,4 +82,12 @@ def make_app(state: ServerState, log: Log) -> ASGIApp:
     app: ASGIApp = Gate(litestar, state)
     if guards.cors_origins:
         app = Cors(app, guards.cors_origins)
-    return AccessLog(app, log, state.http)
+    return AccessLog(app, log, state.http, lambda path: _route_of(litestar, path))
+
+
+def _route_of(litestar: Litestar, path: str) -> str | None:
+    """The template of the route that a path leads to, whatever the method and whoever may use it."""
+    for method in ("GET", "POST"):  # each route has one of them
+        with contextlib.suppress(HTTPException):
+            return str(litestar.asgi_router.handle_routing(path=normalize_path(path), method=method)[-1])
+    return None

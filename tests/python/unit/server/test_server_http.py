@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import socket
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,41 @@ async def test_b74_every_route_needs_the_key(text_parts: TextParts) -> None:
     ) as server:
         assert (await server.client.get("/metrics")).status_code == 200
         assert (await server.client.get("/v1/models")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "handler"),
+    [
+        ("POST", "/v1/chat/completions", "/v1/chat/completions"),
+        ("GET", "/v1/models/Qwen/Qwen3-8B", "/v1/models/{model_id}"),
+        ("GET", "/static/main.js", "/static/{name}"),
+        ("HEAD", "/v1/models", "/v1/models"),
+        ("OPTIONS", "/tokenize", "/tokenize"),
+        ("GET", "/v1//models/", "/v1/models"),
+        ("DELETE", "/v1/completions", "/v1/completions"),
+        ("GET", "/nope", "other"),
+        ("POST", "/v1/chat", "other"),
+    ],
+)
+async def test_what_no_route_answers_counts_for_the_route_that_was_asked(
+    text_parts: TextParts, method: str, path: str, handler: str
+) -> None:
+    """Without a key, without a model, with another method: as the answers of the route itself."""
+    loader = FakeLoader(None)
+    async with serving(None, loader, guards=GuardSettings(api_keys=("k",))) as server:
+        statuses = [401, 503]
+        if path.startswith("/static"):  # a file of the page needs neither
+            statuses = [200, 200]
+        for headers, status in zip(({}, {"x-api-key": "k"}), statuses, strict=True):
+            assert (await server.client.request(method, path, headers=headers)).status_code == status
+        await until(lambda: server.life.state.http.n_open == 0)
+        counted = server.life.state.http.requests
+        assert counted == Counter((handler, method, str(status)) for status in statuses)
+    async with serving(make_model(text_parts, FakeEngine())) as server:
+        status = (await server.client.request("PATCH", path)).status_code
+        assert status == (404 if handler == "other" else 405)
+        await until(lambda: server.life.state.http.n_open == 0)
+        assert server.life.state.http.requests == Counter([(handler, "PATCH", str(status))])
 
 
 async def test_loading(text_parts: TextParts) -> None:
@@ -500,6 +536,37 @@ async def test_a_client_that_leaves_while_it_sends(
     assert [line["status"] for line in lines if line["event"] == "request"] == [499]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_client_that_leaves_while_its_constraint_is_compiled_frees_the_process(
+    text_parts: TextParts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(process, "child_command", lambda: odd_compiler.COMMAND)
+    engine = FakeEngine()
+    async with serving(make_model(text_parts, engine)) as server:
+        assert server.life.state.serving is not None
+        constraints = server.life.state.serving.runtime.constraints
+        compilers = constraints._compilers
+        compilers._seconds = 4 * PATIENCE
+        body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+        content = json.dumps({**body, "guided_regex": f"hangs {tmp_path}/begun"}).encode()
+        _, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(content)))
+        writer.write(content)
+        await until((tmp_path / "begun").exists)
+        assert len(compilers._all) == 1
+        writer.close()
+        await until(lambda: not compilers._all and not constraints._n_waiting and not server.life.state.http.n_open)
+        assert not engine.requests
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert not any(line["level"] in ("warning", "error") for line in lines)
+    (line,) = [line for line in lines if line["event"] == "request"]
+    assert line["status"] == 499 and line["error"] == "The client left before its answer began."
+
+
 async def test_a_socket_that_closes_under_the_reply_is_a_client_that_left(capfd: pytest.CaptureFixture[str]) -> None:
     n_received = 0
 
@@ -517,7 +584,7 @@ async def test_a_socket_that_closes_under_the_reply_is_a_client_that_left(capfd:
         raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
 
     observations = HttpObservations()
-    log = AccessLog(app, Log("info"), observations)
+    log = AccessLog(app, Log("info"), observations, lambda path: None)
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": None}
     scope[RECORD_KEY] = Record("id")
     await log(scope, receive, send)
