@@ -23,5 +23,6 @@ def chat_prompt(
         add_generation_prompt=body.add_generation_prompt is not False and not continued,
         continue_final_message=continued,
         template_kwargs=thinking.template_kwargs,
+        asked_kwargs=body.chat_template_kwargs or (),
     )
     return template.without_thought(prompt) if thinking.off and not continued else prompt

@@ -103,7 +103,7 @@ def completion_params(body: CompletionBody) -> GenerationParams:
 def read_prompts(value: Any, tokenizer: Tokenizer, vocab: int) -> list[Prompt]:
     """`prompt`: a string, a list of strings, a list of ids, or a list of lists of ids."""
     if isinstance(value, str):
-        return [Prompt(tokenizer.encode_raw(value), value)]
+        return [Prompt(tokenizer.encode_raw(value, "prompt"), value)]
     if not isinstance(value, list) or not value:
         raise RequestError(
             "prompt must be a string, a list of strings, a list of token ids or a list of those.", "prompt"
@@ -113,7 +113,7 @@ def read_prompts(value: Any, tokenizer: Tokenizer, vocab: int) -> list[Prompt]:
     if len(value) > _MAX_PROMPTS:
         raise RequestError(f"prompt has {len(value)} entries; one request takes at most {_MAX_PROMPTS}.", "prompt")
     if all(isinstance(item, str) for item in value):
-        batch = tokenizer.encode_raw_batch(value)
+        batch = tokenizer.encode_raw_batch(value, [f"prompt[{i}]" for i in range(len(value))])
         prompts = [Prompt(ids, text) for ids, text in zip(batch, value, strict=True)]
     else:
         prompts = [Prompt(_check_ids(item, vocab, f"prompt[{i}]"), None) for i, item in enumerate(value)]

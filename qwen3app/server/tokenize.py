@@ -31,7 +31,7 @@ async def tokenize(request: Request[Any, Any, Any]) -> Reply:
 
     def encode() -> bytes:
         if body.prompt is not None:
-            tokens = model.tokenizer.encode_raw(body.prompt)
+            tokens = model.tokenizer.encode_raw(body.prompt, "prompt")
         else:
             tokens = chat_prompt(model.template, body, thinking, body.tools).ids
         text = model.tokenizer.token_text

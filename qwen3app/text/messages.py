@@ -14,7 +14,7 @@ Threads: pure, any thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -54,6 +54,20 @@ def _check_slowly(value: Any, param: str, depth: int) -> None:
             _check_slowly(item, f"{param}[{index}]", depth + 1)
     elif value is not None and not isinstance(value, bool | int | float):
         raise TextError(f"{param} is a {type(value).__name__}, which is not a JSON value; send JSON.", param)
+
+
+def texts_in(value: Any, param: str) -> Iterator[tuple[str, str]]:
+    """(place, text) of every string in a JSON value. The key of an object stands where the object does."""
+    stack = [(param, value)]
+    while stack:
+        place, item = stack.pop()
+        if isinstance(item, str):
+            yield place, item
+        elif isinstance(item, Mapping):
+            yield from ((place, key) for key in item)
+            stack += [(f"{place}.{key}", each) for key, each in item.items()]
+        elif isinstance(item, list | tuple):
+            stack += [(f"{place}[{index}]", each) for index, each in enumerate(item)]
 
 
 def normalise_messages(messages: Any, param: str = "messages") -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ Threads: any; nothing is changed after creation.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -36,7 +36,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from qwen3app.text.errors import TextError
 from qwen3app.text.files import read_optional_json_object, read_text
-from qwen3app.text.messages import check_json, normalise_messages, normalise_tools
+from qwen3app.text.messages import check_json, normalise_messages, normalise_tools, texts_in
 from qwen3app.text.sandbox import BUDGET_KEY, Budget, ChatEnvironment, add_limits, joined
 from qwen3app.text.tokenizer import THINK_CLOSE, THINK_OPEN, Tokenizer
 
@@ -69,6 +69,10 @@ class RenderedPrompt:
     ids: list[int]
     text: str
     thinking: bool  # the prompt ends inside a thought, so the model's first words continue it
+
+
+class _RefusalError(Exception):
+    """The template failed. str() is its reason."""
 
 
 class _Marks:
@@ -177,6 +181,7 @@ class ChatTemplate:
         environment = ChatEnvironment()
         try:
             tree = environment.parse(source)
+            self._names = frozenset(node.name for node in tree.find_all(nodes.Name))
             _fold(tree)
             _mark_literals(tree, self._marks)
             add_limits(tree)
@@ -217,12 +222,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        asked_kwargs: Collection[str] = (),
     ) -> RenderedPrompt:
         """The prompt for a conversation; TextError for messages or settings that cannot be rendered.
 
         continue_final_message: the prompt ends with the text of the last message, an assistant's, for the model to
         go on with: its content, or its thought when that has no end or no answer follows it; add_generation_prompt
-        then has no effect. template_kwargs: further variables (enable_thinking).
+        then has no effect. template_kwargs: further variables (enable_thinking). asked_kwargs: which of them the
+        request itself calls chat_template_kwargs; where one makes the template fail, the error names it.
         """
         kwargs = dict(template_kwargs or {})
         for key in _RESERVED.intersection(kwargs):
@@ -241,9 +248,44 @@ class ChatTemplate:
             "tools": normalise_tools(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        write = self._render
         if continue_final_message:
-            return self._encode(self._continued({**variables, "add_generation_prompt": False}))
-        return self._encode(self._render(variables))
+            write, variables["add_generation_prompt"] = self._continued, False
+        try:
+            marked = write(variables)
+        except _RefusalError as refusal:
+            param = self._stumbles_over(write, variables, self._names.intersection(kwargs, asked_kwargs))
+            what = "these messages" if param == "messages" else param
+            raise TextError(f"the model's chat template refuses {what}: {refusal}.", param) from None
+        try:
+            return self._encode(marked)
+        except TextError as error:  # a text that cannot be cut: whose is it?
+            for param, value in (("messages", messages), ("tools", tools), ("chat_template_kwargs", kwargs)):
+                for place, text in texts_in(value, param):
+                    self._tokenizer.check_plain(text, place)
+            raise TextError(str(error), "messages") from None
+
+    def _stumbles_over(
+        self, write: Callable[[dict[str, Any]], str], variables: Mapping[str, Any], keys: Collection[str]
+    ) -> str:
+        """What made the template fail: the one of these variables without which it does not, or which it then misses,
+        else all of them together, else the messages. They cost one more render's budget in all."""
+        budget = Budget()
+
+        def is_to_blame(*names: str) -> bool:
+            rest = {key: value for key, value in variables.items() if key not in names}
+            try:
+                write({**self._variables, **rest, BUDGET_KEY: budget})
+            except _RefusalError as error:
+                return str(error) in [f"{name!r} is undefined" for name in names]
+            except TextError:  # of a message to continue: the template itself does not fail
+                return True
+            return True
+
+        for key in sorted(keys):
+            if is_to_blame(key):
+                return f"chat_template_kwargs.{key}"
+        return "chat_template_kwargs" if len(keys) > 1 and is_to_blame(*keys) else "messages"
 
     def without_thought(self, prompt: RenderedPrompt) -> RenderedPrompt:
         """The prompt with the thought that it leaves open closed, as the official template writes an empty one."""
@@ -291,8 +333,8 @@ class ChatTemplate:
         return text.removeprefix(opening) if text.startswith(opening) and closing not in text else None
 
     def _render(self, variables: dict[str, Any]) -> str:
-        """The template's output, control tokens as marks."""
-        variables[BUDGET_KEY] = Budget()
+        """The template's output, control tokens as marks. Raises _RefusalError."""
+        variables = {BUDGET_KEY: Budget(), **variables}
         try:
             return joined(self._template.root_render_func(self._template.new_context(variables)))
         except TemplateError as error:
@@ -303,8 +345,7 @@ class ChatTemplate:
             reason = "it asks for too much memory"
         except Exception as error:  # a template can raise anything: TypeError, KeyError, ZeroDivisionError, ...
             reason = self._marks.unmark(f"{type(error).__name__}: {error}")
-        reason = reason.encode("utf-8", "replace").decode().strip().rstrip(".")
-        raise TextError(f"the model's chat template refuses these messages: {reason}.", "messages")
+        raise _RefusalError(reason.encode("utf-8", "replace").decode().strip().rstrip("."))
 
     def _encode(self, marked: str) -> RenderedPrompt:
         parts = _MARKS.split(marked)  # text, mark, text, mark, ..., text

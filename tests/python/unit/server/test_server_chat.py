@@ -180,8 +180,31 @@ async def test_b68_values_out_of_range_are_400(text_parts: TextParts) -> None:
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, param), body
             assert error["type"] == "invalid_request_error" and error["message"].endswith(".")
+        for penalty in (2.0**-126, 101, 3.4e38):
+            assert (await server.chat({"repetition_penalty": penalty})).status_code == 200
         for temperature in (0, 1e-4, 1e-10, 2, 100):
             assert (await server.chat({"temperature": temperature, "top_k": 10**9, "top_p": 0})).status_code == 200
+
+
+async def test_what_the_prompt_cannot_be_made_of_is_named(text_parts: TextParts) -> None:
+    run = "x" * 300_000
+    hi = {"messages": [{"role": "user", "content": "hi"}]}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"messages": [*hi["messages"], {"role": "user", "content": run}]}, "messages[1].content"),
+        (
+            {**hi, "tools": [{"type": "function", "function": {"name": "f", "description": run}}]},
+            "tools[0].function.description",
+        ),
+        ({**hi, "chat_template_kwargs": {"namespace": 5}}, "chat_template_kwargs.namespace"),
+        ({"prompt": run}, "prompt"),
+    ]
+    async with serving(make_model(text_parts, FakeEngine(says(text_parts, "a")))) as server:
+        for body, param in wrong:
+            for path in ("/tokenize",) if "prompt" in body else ("/tokenize", "/v1/chat/completions"):
+                response = await server.post(path, body)
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, param), path
+                assert param in error["message"]
 
 
 async def test_b73_null_means_the_default(text_parts: TextParts) -> None:

@@ -74,6 +74,8 @@ async def test_prompt_forms(text_parts: TextParts) -> None:
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [
+        ("x" * 300_000, "prompt"),
+        (["a", "x" * 300_000], "prompt[1]"),
         (None, "prompt"),
         ([], "prompt"),
         (5, "prompt"),

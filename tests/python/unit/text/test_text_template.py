@@ -20,6 +20,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken
 
+from qwen3app.text import sandbox
 from qwen3app.text.errors import TextError
 from qwen3app.text.template import ChatTemplate
 from qwen3app.text.tokenizer import Tokenizer
@@ -574,6 +575,107 @@ def test_template_that_builds_control_tokens_gets_a_notice() -> None:
     assert template.notice is not None
     assert "puts control tokens together" in template.notice
     assert control_ids(official_tokenizer(), template.render(HI).ids) == []
+
+
+RUN = "x" * 300_000
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        ({"messages": [*HI, {"role": "user", "content": RUN}]}, "messages[1].content"),
+        (
+            {"messages": [{"role": "user", "content": ["hi", {"type": "text", "text": RUN}]}]},
+            "messages[0].content[1].text",
+        ),
+        ({"messages": [*HI, {"role": "assistant", "reasoning": RUN, "content": "a"}]}, "messages[1].reasoning"),
+        (
+            {"messages": [*HI, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"a": [RUN]}}]}]},
+            "messages[1].tool_calls[0].arguments.a[0]",
+        ),
+        ({"messages": HI, "tools": [{"name": "f", "parameters": {"enum": ["a", RUN]}}]}, "tools[0].parameters.enum[1]"),
+        ({"messages": HI, "tools": [{"name": "f", "parameters": {RUN: 1}}]}, "tools[0].parameters"),
+    ],
+)
+def test_a_text_that_cannot_be_cut_is_named(request_: dict[str, Any], param: str) -> None:
+    with pytest.raises(TextError, match="has 262,144 characters in a row, from character 0 on") as caught:
+        official_template().render(**request_)
+    assert caught.value.param == param and str(caught.value).startswith(param)
+
+
+def test_a_text_that_cannot_be_cut_of_several_texts_is_the_messages() -> None:
+    template = from_source("{{ messages[0].content }}{{ messages[1].content }}{{ note }}")
+    half = [{"role": "user", "content": "x" * 150_000}] * 2
+    with pytest.raises(TextError, match="has 262,144 characters in a row") as caught:
+        template.render(half)
+    assert caught.value.param == "messages"
+    with pytest.raises(TextError) as caught:
+        template.render([*HI, *HI], template_kwargs={"note": RUN})
+    assert caught.value.param == "chat_template_kwargs.note"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "param"),
+    [
+        ({"steps": "many"}, "chat_template_kwargs.steps"),
+        ({"tone": 1, "steps": 2, "unknown": []}, "chat_template_kwargs.tone"),
+        ({"namespace": 5, "steps": 2}, "chat_template_kwargs.namespace"),  # hides what the template calls
+        ({"tone": 1, "steps": "many"}, "chat_template_kwargs"),  # either alone is enough
+        ({"day": 5}, "chat_template_kwargs.day"),  # the template cannot do without it
+        ({"unknown": 1, "steps": 2}, "messages"),
+        ({"picky": True}, "chat_template_kwargs.picky"),
+        ({}, "messages"),
+    ],
+)
+@pytest.mark.parametrize("continued", [False, True])
+def test_what_a_template_stumbles_over_is_named(kwargs: dict[str, Any], param: str, continued: bool) -> None:
+    template = from_source(
+        "{% set ns = namespace(n=steps | default(1) + 1) %}{{ 'Be ' + tone | default('kind') }}"
+        "{% if day is defined or messages[0].content == 'day' %}{{ 'It is ' + day }}{% endif %}"
+        "{% if picky and messages[0].content != 'fine' %}{{ raise_exception('not so') }}{% endif %}"
+        "{% if messages[0].content == 'bad' %}{{ raise_exception('bad words') }}{% endif %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+
+    def render(word: str, kwargs: dict[str, Any]) -> TextError:
+        messages = [{"role": "user", "content": word}, {"role": "assistant", "content": "so"}]
+        with pytest.raises(TextError) as caught:
+            template.render(messages, template_kwargs=kwargs, asked_kwargs=kwargs, continue_final_message=continued)
+        return caught.value
+
+    error = render("day" if "day" in kwargs else "bad" if param == "messages" else "hi", kwargs)
+    assert error.param == param
+    what = "these messages" if param == "messages" else param
+    assert str(error).startswith(f"the model's chat template refuses {what}: ")
+    assert render("bad", {"steps": 3, "tone": "stern"}).param == "messages"
+
+
+def test_what_the_request_does_not_call_a_template_kwarg_is_not_blamed() -> None:
+    template = from_source("{% if enable_thinking %}{{ raise_exception('no thoughts') }}{% endif %}")
+    kwargs = {"enable_thinking": True}  # by another field of the request
+    for asked, param in (((), "messages"), (("enable_thinking",), "chat_template_kwargs.enable_thinking")):
+        with pytest.raises(TextError, match="no thoughts") as caught:
+            template.render(HI, template_kwargs=kwargs, asked_kwargs=asked)
+        assert caught.value.param == param
+
+
+def test_the_search_for_what_a_template_stumbles_over_has_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many variables there are to try."""
+    names = [f"v{i}" for i in range(50)]
+    template = from_source("".join(f"{{{{ {name} }}}}" for name in names) + "{% for i in range(1000) %}{% endfor %}")
+    steps = 0
+    step = sandbox.Budget._step
+
+    def counting(budget: sandbox.Budget) -> None:
+        nonlocal steps
+        steps += 1
+        step(budget)
+
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 100)
+    monkeypatch.setattr(sandbox.Budget, "_step", counting)
+    with pytest.raises(TextError, match="loop steps") as caught:
+        template.render(HI, template_kwargs=dict.fromkeys(names, 1), asked_kwargs=names)
+    assert caught.value.param == "messages" and steps <= 2 * 101 + len(names) + 1
 
 
 def test_strftime_and_raise() -> None:

@@ -347,6 +347,13 @@ def test_a_text_that_cannot_be_cut_anywhere_is_refused(tokenizer: Tokenizer) -> 
         for encode in (tokenizer.encode_plain, tokenizer.encode_raw):
             with pytest.raises(TextError, match="262,144 characters in a row"):
                 encode(text)
+        with pytest.raises(TextError, match=r"^text\[1\] has 262,144 characters in a row") as caught:
+            tokenizer.check_plain(text, "text[1]")
+        assert caught.value.param == "text[1]"
+        with pytest.raises(TextError, match=r"^prompt has 262,144 characters") as caught:
+            tokenizer.encode_raw(text, "prompt")
+        assert caught.value.param == "prompt"
+    tokenizer.check_plain("word " + "x" * (longest - 2000), "text")
 
 
 @pytest.mark.parametrize("token", ["a b", "a\nb", "。x"])
