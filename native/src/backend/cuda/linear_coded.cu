@@ -1,9 +1,8 @@
 // Matrix product of up to 64 rows on Hopper with coded weights (kernels.h). Bound by reading them once.
 //
 // Weights are the M of wgmma and come from registers, inputs the N: a consumer warpgroup has a slab of 64 outputs, each
-// of its warps expands a row tile, block by block of 64 columns. While a block is multiplied the next one is expanded
-// and the one after it read: the way through a block, some 500 cycles, is what a product of few outputs takes as long
-// as, so that its parts must not stand one after another.
+// of its warps expands a row tile, block by block of 64 columns. A product of few outputs takes as long as the way
+// through a warpgroup's blocks, so while a block is multiplied the next one is expanded and the one after it read.
 //
 // Wide weights: a CTA has three slabs, and each warpgroup walks all segments of K of its own. Narrow ones: a slab has
 // four seats, a warpgroup for each segment, in a cluster of two CTAs. Seat q finishes row tile q: the others' warps
