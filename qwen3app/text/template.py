@@ -25,7 +25,7 @@ Threads: any; nothing is changed after creation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -37,7 +37,8 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from qwen3app.text.errors import TextError
 from qwen3app.text.files import read_optional_json_object, read_text
 from qwen3app.text.messages import check_json, normalise_messages, normalise_tools, texts_in
-from qwen3app.text.sandbox import BUDGET_KEY, Budget, ChatEnvironment, add_limits, joined
+from qwen3app.text.sandbox import BUDGET_KEY, Budget, ChatEnvironment, TemplateLimitError, add_limits, joined
+from qwen3app.text.template_faults import CODE, RefusalError, lines_of, stumbles_over
 from qwen3app.text.tokenizer import THINK_CLOSE, THINK_OPEN, Tokenizer
 
 _FIRST_MARK = 0xD800
@@ -69,10 +70,6 @@ class RenderedPrompt:
     ids: list[int]
     text: str
     thinking: bool  # the prompt ends inside a thought, so the model's first words continue it
-
-
-class _RefusalError(Exception):
-    """The template failed. str() is its reason."""
 
 
 class _Marks:
@@ -186,7 +183,7 @@ class ChatTemplate:
             _mark_literals(tree, self._marks)
             add_limits(tree)
             tree.set_environment(environment)
-            code = environment.compile(tree, "chat template", "<chat template>")
+            code = environment.compile(tree, "chat template", CODE)
             self._template = Template.from_code(environment, code, environment.globals)
         except TemplateSyntaxError as error:
             raise TextError(
@@ -253,8 +250,9 @@ class ChatTemplate:
             write, variables["add_generation_prompt"] = self._continued, False
         try:
             marked = write(variables)
-        except _RefusalError as refusal:
-            param = self._stumbles_over(write, variables, self._names.intersection(kwargs, asked_kwargs))
+        except RefusalError as refusal:
+            keys = sorted(self._names.intersection(kwargs, asked_kwargs))
+            param = stumbles_over(refusal, lambda rest: write({**self._variables, **rest}), variables, keys)
             what = "these messages" if param == "messages" else param
             raise TextError(f"the model's chat template refuses {what}: {refusal}.", param) from None
         try:
@@ -264,28 +262,6 @@ class ChatTemplate:
                 for place, text in texts_in(value, param):
                     self._tokenizer.check_plain(text, place)
             raise TextError(str(error), "messages") from None
-
-    def _stumbles_over(
-        self, write: Callable[[dict[str, Any]], str], variables: Mapping[str, Any], keys: Collection[str]
-    ) -> str:
-        """What made the template fail: the one of these variables without which it does not, or which it then misses,
-        else all of them together, else the messages. They cost one more render's budget in all."""
-        budget = Budget()
-
-        def is_to_blame(*names: str) -> bool:
-            rest = {key: value for key, value in variables.items() if key not in names}
-            try:
-                write({**self._variables, **rest, BUDGET_KEY: budget})
-            except _RefusalError as error:
-                return str(error) in [f"{name!r} is undefined" for name in names]
-            except TextError:  # of a message to continue: the template itself does not fail
-                return True
-            return True
-
-        for key in sorted(keys):
-            if is_to_blame(key):
-                return f"chat_template_kwargs.{key}"
-        return "chat_template_kwargs" if len(keys) > 1 and is_to_blame(*keys) else "messages"
 
     def without_thought(self, prompt: RenderedPrompt) -> RenderedPrompt:
         """The prompt with the thought that it leaves open closed, as the official template writes an empty one."""
@@ -333,19 +309,21 @@ class ChatTemplate:
         return text.removeprefix(opening) if text.startswith(opening) and closing not in text else None
 
     def _render(self, variables: dict[str, Any]) -> str:
-        """The template's output, control tokens as marks. Raises _RefusalError."""
+        """The template's output, control tokens as marks. Raises RefusalError."""
         variables = {BUDGET_KEY: Budget(), **variables}
         try:
             return joined(self._template.root_render_func(self._template.new_context(variables)))
-        except TemplateError as error:
-            reason = self._marks.unmark(str(error))
-        except RecursionError:
-            reason = "it or its input is nested too deeply"
-        except MemoryError:
-            reason = "it asks for too much memory"
         except Exception as error:  # a template can raise anything: TypeError, KeyError, ZeroDivisionError, ...
-            reason = self._marks.unmark(f"{type(error).__name__}: {error}")
-        raise _RefusalError(reason.encode("utf-8", "replace").decode().strip().rstrip("."))
+            reason, lines, is_limit = self._reason(error), lines_of(error), isinstance(error, TemplateLimitError)
+        raise RefusalError(reason, lines, is_limit=is_limit)
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, RecursionError):
+            return "it or its input is nested too deeply"
+        if isinstance(error, MemoryError):
+            return "it asks for too much memory"
+        reason = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        return self._marks.unmark(reason).encode("utf-8", "replace").decode().strip().rstrip(".")
 
     def _encode(self, marked: str) -> RenderedPrompt:
         parts = _MARKS.split(marked)  # text, mark, text, mark, ..., text

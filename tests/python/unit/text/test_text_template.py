@@ -650,6 +650,25 @@ def test_what_a_template_stumbles_over_is_named(kwargs: dict[str, Any], param: s
     assert render("bad", {"steps": 3, "tone": "stern"}).param == "messages"
 
 
+@pytest.mark.parametrize(
+    ("source", "kwargs", "param"),
+    [
+        # It needs them, but has passed them well when it fails.
+        ("{{ a.b }}{{ messages[5].content }}", {"a": {}}, "messages"),
+        ("{% for m in messages %}{{ a.b }}{{ m.content.c.d }}{% endfor %}", {"a": {"b": 1}}, "messages"),
+        ("{% macro f(x) %}{{ x.y.z }}{% endmacro %}{{ f(a) }}{{ f(messages[0]) }}", {"a": {"y": {}}}, "messages"),
+        ("{{ a + 1 }}{{ b.c.d }}", {"a": 1, "b": 2}, "chat_template_kwargs.b"),
+        ("{% for i in range(n) %}{% endfor %}", {"n": 10**9}, "chat_template_kwargs.n"),  # without n: a TypeError
+        ("{{ a.b + 1 / c }}", {"a": {"b": 1}, "c": 0}, "chat_template_kwargs"),  # it cannot do without either
+        ("{{ a.b.c }}{{ b.c.d }}", {"a": 1, "b": 1}, "chat_template_kwargs.a"),
+    ],
+)
+def test_a_variable_is_blamed_for_its_own_expressions_alone(source: str, kwargs: dict[str, Any], param: str) -> None:
+    with pytest.raises(TextError, match="chat template refuses") as caught:
+        from_source(source).render(HI, template_kwargs=kwargs, asked_kwargs=kwargs)
+    assert caught.value.param == param
+
+
 def test_what_the_request_does_not_call_a_template_kwarg_is_not_blamed() -> None:
     template = from_source("{% if enable_thinking %}{{ raise_exception('no thoughts') }}{% endif %}")
     kwargs = {"enable_thinking": True}  # by another field of the request
