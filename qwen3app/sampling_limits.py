@@ -7,9 +7,9 @@ Threads: constants and pure functions.
 from __future__ import annotations
 
 MAX_TEMPERATURE = 1e6
-# The engine computes in float32: what is smaller would be 0 there, what is larger infinite.
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-REPETITION_PENALTY_RULE = "a 32-bit number above 0"
+# The engine computes in float32, whose full precision begins at 1.1755e-38 and which ends at 3.4028e38.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1.2e-38, 3.4e38
+REPETITION_PENALTY_RULE = f"a number from {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}"
 
 
 def is_repetition_penalty(value: float) -> bool:

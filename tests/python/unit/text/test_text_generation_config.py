@@ -49,7 +49,7 @@ def test_fields(tmp_path: Path, fields: dict[str, Any], expected: SamplingDefaul
         ('{"temperature": Infinity}', "temperature is inf but must be"),
         ('{"top_p": 1.5}', "top_p is 1.5 but must be from 0 to 1;"),
         ('{"min_p": -1}', "min_p is -1 but must be"),
-        ('{"repetition_penalty": 0}', "repetition_penalty is 0 but must be from 1.17549e-38 to 3.40282e+38;"),
+        ('{"repetition_penalty": 0}', "repetition_penalty is 0 but must be from 1.2e-38 to 3.4e+38;"),
         ('{"top_k": 1.5}', "top_k is 1.5 but must be an integer"),
         ('{"top_k": -2}', "top_k is -2 but must be"),
         ('{"do_sample": "yes"}', "do_sample is 'yes', not true or false"),
