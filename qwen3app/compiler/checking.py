@@ -141,6 +141,10 @@ def _fault(matcher: Matcher) -> str | None:
 # Sentences of llguidance that speak of its own options, or say nothing of what to do.
 _SENTENCES = (
     (re.compile(r"^Unimplemented keys: \[(.*)\]$"), r"what \1 says cannot be enforced; leave it out"),
+    (
+        re.compile(r"^decimal literal invalid$"),  # of an expression, which it makes of lengths as well
+        "a length or a number of repetitions is larger than 4294967295; make it smaller, or leave it out",
+    ),
     (re.compile(r"^Unknown format: (.*)$"), r'the format "\1" is not known; leave it out, or send a pattern'),
     (
         re.compile(r"^oneOf constraints are not supported.*"),

@@ -14,6 +14,7 @@ Threads: pure functions, called from the threads that compile. Linear in the siz
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,13 @@ from typing import Any, Literal
 import msgspec
 
 from qwen3app.text.errors import TextError, check_unicode
+from qwen3app.text.messages import texts_in
 from qwen3app.text.schemas import check_multiples, check_schema, schema_json
 
 MAX_CHARACTERS = 1 << 18  # of one constraint, keys and strings together
 MAX_DEPTH = 100  # of a schema; llguidance reads JSON 128 levels deep
 MAX_CHOICES = 10_000
 _SCHEMA_BEGINS = re.compile(r"%json[ \t\r\n]*(?=\{)")
-_JSON = json.JSONDecoder()
 # Of a Lark grammar: strings, expressions, comments, or what makes two terminals one: A & B, ~A (but A~3 repeats). What
 # is not closed goes to the end, so that no text is read twice.
 _LARK_PART = re.compile(r'"(?:[^"\\]|\\.)*+"?|//[^\n]*|/(?:[^/\\]|\\.)++/?|(?P<operator>&|~(?![ \t]*+\d))', re.S)
@@ -154,21 +155,32 @@ def _lark(spec: ConstraintSpec, _: Mapping[str, int]) -> Grammar:
 def _with_checked_schemas(text: str, param: str) -> Grammar:
     """A Lark grammar whose schemas (`%json {...}`) are checked, and spelled for llguidance."""
     parts, copied, schemas = [], 0, []
+    decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
     for match in _SCHEMA_BEGINS.finditer(text):
         begin = match.end()
         if begin < copied:
             continue
         try:
-            schema, end = _JSON.raw_decode(text, begin)
+            schema, end = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError):
             continue  # no JSON to llguidance either
         place = f"{param}.%json"
         _check_size(schema, place)
+        for where, each in texts_in(schema, place):
+            check_unicode(each, where)
         check_schema(schema, place)
         parts += [text[copied:begin], schema_json(schema)]
         schemas.append((place, schema))
         copied = end
     return Grammar("".join([*parts, text[copied:]]), param, tuple(schemas))
+
+
+def _finite(number: str) -> float:
+    """Python reads NaN, Infinity and 1e999, too, which are no JSON: ValueError."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no number of JSON")
+    return value
 
 
 def _tools(spec: ConstraintSpec, control_tokens: Mapping[str, int]) -> Grammar:

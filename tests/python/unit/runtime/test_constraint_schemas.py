@@ -92,6 +92,44 @@ async def test_other_counts_stay_refused(constraints: Constraints, count: Any) -
     assert caught.value.param == "p.items"
 
 
+@pytest.mark.parametrize("kind", ["json", "regex"])
+async def test_a_count_that_is_too_large_is_named(constraints: Constraints, kind: Any) -> None:
+    schema = {"items": {"type": "string", "maxLength": 2.0**32}}
+    value, place = (schema, "p.items") if kind == "json" else ("a{4294967296}", "p")
+    with pytest.raises(RequestError, match=f"^{place} cannot be used .* is larger than 4294967295;") as caught:
+        await constraints.compile(ConstraintSpec(kind, value, "p"))
+    assert caught.value.param == place
+    schema["items"]["maxLength"] = 2.0**32 - 1
+    await constraints.compile(ConstraintSpec("json", schema, "p"))
+
+
+# ------------------------------------------------------------------------------------------- schemas inside a grammar
+
+
+@pytest.mark.parametrize("key", ["minimum", "exclusiveMinimum", "multipleOf", "minLength", "const", "default", "x"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+async def test_what_python_alone_takes_for_json_is_refused(constraints: Constraints, key: str, number: str) -> None:
+    grammar = f'start: %json {{"{key}": {number}}}'
+    with pytest.raises(RequestError, match='failed to parse "%json"') as caught:
+        await constraints.compile(ConstraintSpec("grammar", grammar, "p"))
+    assert caught.value.param == "p"
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (r'{"minLength": 1, "default": "\ud800"}', "p.%json.default"),
+        (r'{"pattern": "[a\ud800]"}', "p.%json.pattern"),
+        (r'{"properties": {"\ud800": {"minimum": 1e300}}}', "p.%json.properties"),
+        (r'{"enum": ["a", "\udc00"]}', "p.%json.enum[1]"),
+    ],
+)
+async def test_half_a_character_is_named(constraints: Constraints, schema: str, place: str) -> None:
+    with pytest.raises(RequestError, match="holds half of a surrogate pair") as caught:
+        await constraints.compile(ConstraintSpec("grammar", f"start: %json {schema}", "p"))
+    assert caught.value.param == place and str(caught.value).startswith(f"{place} holds")
+
+
 # ------------------------------------------------------------------------------------------------------------ patterns
 
 CHARACTERS = ['"', "\\", "a", "b", "]", "^", "-", "/", ".", " ", "\n", "\t", "\x01", "é", "日", "😀", "2"]
