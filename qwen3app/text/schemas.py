@@ -6,7 +6,7 @@ The rules:
 - llguidance reads numbers as floats. Bounds and constants that a float does not tell from their neighbours are refused:
   it would hold an answer to another number. (The constant -2^63 ends the process.)
 - It follows references by calling itself, and where a thread's stack ends the process does. So no chain of references
-  may be longer than MAX_REFERENCE_STEPS, whichever way it is followed.
+  may be longer than MAX_REFERENCE_STEPS, whichever way it is followed. None leads into what is data (`default`).
 - It makes a state for each remainder of a `multipleOf`, at once and without counting them as work: of one million they
   take seconds, of ten million all memory. Trailing zeros cost nothing, and several meet as their common multiple.
 - It closes an open end that is a whole number where the other end lies before the next one (0 as `exclusiveMinimum`
@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from math import lcm
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 import msgspec
 
@@ -165,6 +166,13 @@ def _check_references(schema: Any, param: str) -> None:
     heights, references = _measured(schema)
     if not references:
         return
+    for reference in sorted(references):
+        if (key := _data_in(reference)) is not None:
+            raise TextError(
+                f"{param} has the reference {reference[:100]!r} into {key}, which holds values and no schemas; move "
+                "what it is to find there to $defs.",
+                param,
+            )
     whole = heights[id(schema)]
     n_steps = whole
     for reference in references:
@@ -176,6 +184,16 @@ def _check_references(schema: Any, param: str) -> None:
             f"is {MAX_REFERENCE_STEPS}. Use fewer definitions, or flatter ones.",
             param,
         )
+
+
+def _data_in(reference: str) -> str | None:
+    """The keyword of _DATA that a JSON pointer leads into. There nothing is checked, nor spelled for llguidance."""
+    names = False
+    for step in unquote(reference.partition("#")[2]).split("/")[1:]:
+        if step in _DATA and not names:
+            return step
+        names = not names and step in _MAPS
+    return None
 
 
 def _measured(schema: Any) -> tuple[dict[int, int], set[str]]:

@@ -322,6 +322,32 @@ def test_references_count_once_however_they_are_spelled() -> None:
             )
 
 
+@pytest.mark.parametrize(
+    ("reference", "key"),
+    [
+        ("#/default", "default"),
+        ("#/%64efault", "default"),
+        ("#/$defs/a/enum/1", "enum"),
+        ("#/$defs/properties/const", "const"),
+        ("http://a/#/properties/default/examples/0", "examples"),
+        ("#/$defs/default", None),
+        ("#/properties/enum/items/properties/const", None),
+        ("#default", None),
+        ("default", None),
+    ],
+)
+def test_no_reference_leads_into_data(reference: str, key: str | None) -> None:
+    """It would be a schema that nothing has checked: of one with 2^53 + 1 llguidance makes another number."""
+    for word in ("$ref", "$dynamicRef"):
+        schema = {"items": {word: reference}}
+        if key is None:
+            check_schema(schema, "p")
+            continue
+        with pytest.raises(TextError, match=f" into {key}, which holds values and no schemas") as caught:
+            check_schema(schema, "p")
+        assert caught.value.param == "p" and repr(reference) in str(caught.value)
+
+
 def test_a_large_schema_of_real_life_passes() -> None:
     """200 models that refer to each other, as pydantic writes them."""
     models = {
