@@ -141,8 +141,7 @@ __global__ void __launch_bounds__(kThreads)
     float4 v[kSegments];
 #pragma unroll
     for (int s = 0; s < kSegments; s++) v[s] = cluster_load_float4(partials[s] + offset);
-    return make_float4(sum_segments(v[0].x, v[1].x, v[2].x, v[3].x), sum_segments(v[0].y, v[1].y, v[2].y, v[3].y),
-                       sum_segments(v[0].z, v[1].z, v[2].z, v[3].z), sum_segments(v[0].w, v[1].w, v[2].w, v[3].w));
+    return sum_segments(v);
   };
   const int n_out = call.n_out;
   const int own_tokens = (call.n_rows - rank + kSegments - 1) / kSegments;  // tokens rank, rank + 4, ...

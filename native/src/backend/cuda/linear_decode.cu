@@ -5,6 +5,8 @@
 // memory, where the segments are added in order. Each warp streams its own contiguous piece of the weight through a
 // ring of slots: [weight block, packed or coded][inputs of the same 64 columns, groups x 1 KB, 128-byte swizzle].
 //
+// Coded weights (kernels.h) are expanded in registers, a block's beside the products of the block before.
+//
 // Copies are cp.async, 16 bytes a lane; the weights of the whole ring are fetched before griddep_wait(), by the CTAs
 // that run at once only `early` blocks at a time per warp: all of them together would queue up for microseconds in
 // front of what the kernel before still reads, and of this one's inputs. Shared memory stays below 99 KB, the limit of

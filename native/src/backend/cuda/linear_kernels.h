@@ -23,9 +23,9 @@ struct LinearCall {
   const bf16* x;  // [n_rows, n_in], 16-byte aligned; n_in a multiple of 8
   int n_rows;
   int n_in;
-  const bf16* weight;    // packed, [row_tiles][col_blocks][2 KB]
-  const uint8_t* coded;  // the same, coded (kernels.h); nullptr: there is no such form
-  const uint8_t* coded_bases;
+  const bf16* weight;          // packed, [row_tiles][col_blocks][2 KB]
+  const uint8_t* coded;        // the same, coded (kernels.h); nullptr: there is no such form
+  const uint8_t* coded_bases;  // [row_tiles][16], a byte for each row
   int row_tiles;
   int col_blocks;
   int n_out;    // columns of the output: of `gated` in mode kGateUp

@@ -196,10 +196,11 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
         v[s] = s == rank ? make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
                          : shared_load_float4(place_of(s, i / 4));
       }
-      y[i] = sum_segments(v[0].x, v[1].x, v[2].x, v[3].x);
-      y[i + 1] = sum_segments(v[0].y, v[1].y, v[2].y, v[3].y);
-      y[i + 2] = sum_segments(v[0].z, v[1].z, v[2].z, v[3].z);
-      y[i + 3] = sum_segments(v[0].w, v[1].w, v[2].w, v[3].w);
+      const float4 sum = sum_segments(v);
+      y[i] = sum.x;
+      y[i + 1] = sum.y;
+      y[i + 2] = sum.z;
+      y[i + 3] = sum.w;
     }
     for_each_output<kSums>(call, row_tile, lane, [&](int i, int token, int out) {
       call.out[static_cast<int64_t>(token) * call.n_out + out] = __fadd_rn(old[i], y[i]);

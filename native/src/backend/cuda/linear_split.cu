@@ -215,10 +215,11 @@ __global__ void __launch_bounds__((warpgroups + 1) * 128, 1)
           v[s] = s == rank ? make_float4(mine[0], mine[1], mine[2], mine[3])
                            : *reinterpret_cast<const float4*>(sums + slot * kSums + (h * 2 + part) * kThreads * 16);
         }
-        y[part * 4] = sum_segments(v[0].x, v[1].x, v[2].x, v[3].x);
-        y[part * 4 + 1] = sum_segments(v[0].y, v[1].y, v[2].y, v[3].y);
-        y[part * 4 + 2] = sum_segments(v[0].z, v[1].z, v[2].z, v[3].z);
-        y[part * 4 + 3] = sum_segments(v[0].w, v[1].w, v[2].w, v[3].w);
+        const float4 sum = sum_segments(v);
+        y[part * 4] = sum.x;
+        y[part * 4 + 1] = sum.y;
+        y[part * 4 + 2] = sum.z;
+        y[part * 4 + 3] = sum.w;
       }
       if (call.mode == LinearMode::kGateUp) {
         store_gated<16>(call, y, row_of(h), column_of(k) + q * 2);

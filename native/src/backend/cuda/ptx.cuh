@@ -190,7 +190,7 @@ __device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void*
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
       : "memory");
 }
-// ---- more of shared memory by address
+// ---- shared memory by address, floats and writing
 __device__ __forceinline__ void shared_store(uint32_t address, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
@@ -407,10 +407,9 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t descriptor_a,
   }
 template <int kN>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t descriptor_b, int add) {
-  static_assert(kN == 32 || kN == 64 || kN == 128);
+  static_assert(kN == 32 || kN == 64);
   QWEN3_WGMMA_A(32, 16, 16, 17, 18, 19, 20, 21)
   QWEN3_WGMMA_A(64, 32, 32, 33, 34, 35, 36, 37)
-  QWEN3_WGMMA_A(128, 64, 64, 65, 66, 67, 68, 69)
 }
 // Keeps the registers of operand a from being written before the wait above it.
 __device__ __forceinline__ void wgmma_operands(const uint32_t (&a)[4][4]) {
