@@ -3,8 +3,8 @@
 //
 //   cuda_linear_bench [decode] [batch] [prefill] [cublas] [rows=N,...] [only=NAME] [shape=NAME]
 //
-// Without a name: all but cublas. rows: these row counts alone. only: the variants whose name starts so. shape: this
-// one alone.
+// Without a name: all but cublas. rows: these row counts alone (decode: up to 15, batch: 16 to 256). only: the variants
+// whose name starts so. shape: this one alone.
 //
 // decode, batch, prefill: times in a graph over rotating weights; share of 4.57 TB/s, or TFLOP/s. Prefill in short
 //   bursts with pauses: under sustained load the card lowers its clock (to 1,470 MHz at 700 W), and by how much depends
@@ -78,6 +78,7 @@ const Shape kTimed[] = {
     {"8b lm_head", 151936, 4096, false, 0}, {"0.6b qkv", 4096, 1024, false, 0},
     {"0.6b o", 1024, 2048, false, 0},       {"0.6b gate_up", 3072, 1024, true, 0},
     {"0.6b down", 1024, 3072, false, 0},    {"0.6b lm_head", 151936, 1024, false, 0},
+    {"14b gate_up", 17408, 5120, true, 0},
 };
 bool is_residual(const Shape& s) {
   return std::strstr(s.name, " o") != nullptr || std::strstr(s.name, "down") != nullptr;
@@ -104,7 +105,6 @@ void time_rows(const Context& base, const Pool& pool, const std::vector<int>& ro
       Coded(s, pool.coded + i * one.bytes()).make(pool.weights + i * (s.weight_bytes() / 2), overflows, base);
     finish();
     for (const int rows : row_counts) {
-      if (!wants_rows(rows)) continue;
       std::vector<Variant> v;
       for (const Variant& each : all_variants(true)) {
         auto is = [&](const char* name) { return each.name.starts_with(name); };
@@ -313,8 +313,8 @@ int main(int argc, char** argv) {
     fill(pool.x, n_x, UniformSum{1.0f, 1ull << 43});
     fill(pool.out, n_out, Uniform{1.0f, 1ull << 44});
     finish();
-    if (want("decode")) time_rows(ctx, pool, {1, 8});
-    if (want("batch")) time_rows(ctx, pool, {16, 32, 64, 128, 256});
+    if (want("decode")) time_rows(ctx, pool, chosen_rows({1, 8}, 1, 15));
+    if (want("batch")) time_rows(ctx, pool, chosen_rows({16, 32, 64, 128, 256}, 16, 256));
     if (want("prefill")) time_prefill(ctx, pool);
     if (wanted.count("cublas") != 0) time_cublas(ctx, pool);
   } catch (const CannotRun& error) {

@@ -27,6 +27,15 @@ inline bool wants_rows(int rows) {
   return only_rows.empty() || std::find(only_rows.begin(), only_rows.end(), rows) != only_rows.end();
 }
 
+// The row counts that rows= gives, of those within the borders; without it the usual ones.
+inline std::vector<int> chosen_rows(const std::vector<int>& usual, int least, int most) {
+  if (only_rows.empty()) return usual;
+  std::vector<int> rows;
+  for (const int each : only_rows)
+    if (each >= least && each <= most) rows.push_back(each);
+  return rows;
+}
+
 struct Shape {
   const char* name;
   int n_out, n_in;
@@ -56,6 +65,12 @@ inline std::vector<Variant> all_variants(bool hopper) {
     v.push_back({"coded slabs or any", kMaxCodedRows,
                  [](const LinearCall& c, const Context& x) {
                    if (linear_coded_serves(c, x)) return linear_coded(c, x);
+                   linear_any(c, x);
+                 },
+                 true});
+    v.push_back({"coded wide or any", kMaxCodedWideRows,
+                 [](const LinearCall& c, const Context& x) {
+                   if (linear_coded_wide_serves(c, x)) return linear_coded_wide(c, x);
                    linear_any(c, x);
                  },
                  true});

@@ -127,19 +127,19 @@ void pack_all(const Shape& s, const bf16* w, bf16* packed, const Context& ctx) {
 
 void check_shapes(const Context& base) {
   const Shape shapes[] = {
-      {"64x48", 48, 64, false, 1024},          {"136x1001", 1001, 136, false, 1024},
-      {"72x20 gu", 20, 72, true, 1024},        {"640x1536", 1536, 640, false, 1024},
-      {"2432x640", 640, 2432, false, 1024},    {"640x1000", 1000, 640, false, 1024},
-      {"640x2432 gu", 2432, 640, true, 1024},  {"0.6b qkv", 4096, 1024, false, 1024},
-      {"0.6b o", 1024, 2048, false, 1024},     {"0.6b gate_up", 3072, 1024, true, 1024},
-      {"0.6b down", 1024, 3072, false, 1024},  {"0.6b lm_head", 151936, 1024, false, 129},
-      {"8b qkv", 6144, 4096, false, 1024},     {"8b o", 4096, 4096, false, 1024},
-      {"8b gate_up", 12288, 4096, true, 1024}, {"8b down", 4096, 12288, false, 1024},
-      {"8b lm_head", 151936, 4096, false, 17}, {"wide", 16900, 1024, false, 65},
+      {"64x48", 48, 64, false, 1024},           {"136x1001", 1001, 136, false, 1024},
+      {"72x20 gu", 20, 72, true, 1024},         {"640x1536", 1536, 640, false, 1024},
+      {"2432x640", 640, 2432, false, 1024},     {"640x1000", 1000, 640, false, 1024},
+      {"640x2432 gu", 2432, 640, true, 1024},   {"0.6b qkv", 4096, 1024, false, 1024},
+      {"0.6b o", 1024, 2048, false, 1024},      {"0.6b gate_up", 3072, 1024, true, 1024},
+      {"0.6b down", 1024, 3072, false, 1024},   {"0.6b lm_head", 151936, 1024, false, 129},
+      {"8b qkv", 6144, 4096, false, 1024},      {"8b o", 4096, 4096, false, 1024},
+      {"8b gate_up", 12288, 4096, true, 1024},  {"8b down", 4096, 12288, false, 1024},
+      {"8b lm_head", 151936, 4096, false, 129}, {"wide", 16900, 1024, false, 129},
       {"narrow", 3300, 8448, false, 65},
   };
-  const int row_counts[] = {1,   2,   3,   7,   8,   9,   16,  17,  32,  33,  64,  65,
-                            127, 128, 129, 256, 257, 300, 384, 512, 600, 640, 700, 1024};
+  const int row_counts[] = {1,   2,   3,   7,   8,   9,   16,  17,  32,  33,  64,  65,  96,  97,
+                            127, 128, 129, 160, 256, 257, 300, 384, 512, 600, 640, 700, 1024};
   size_t most_w = 0, most_x = 0, most_out = 0;
   for (const Shape& s : shapes) {
     most_w = std::max(most_w, (static_cast<size_t>(s.weight_rows()) + 32) * (s.n_in + 64));
@@ -208,7 +208,7 @@ void check_shapes(const Context& base) {
         for (size_t v = 0; v < variants.size(); v++) {
           if (rows > variants[v].most_rows) continue;
           for (const bool pdl : {false, true}) {
-            if (pdl && (!base.pdl || (rows != 17 && rows != 512))) continue;
+            if (pdl && (!base.pdl || (rows != 17 && rows != 96 && rows != 128 && rows != 512))) continue;
             Context ctx = base;
             ctx.pdl = pdl;
             now = variants[v].name + " " + s.name + " rows " + std::to_string(rows) + " mode " +
@@ -279,7 +279,7 @@ void check_chain(const Context& base) {
   const Shape shapes[] = {{"gated", 2048, 2048, true, 1024},
                           {"added", 2048, 2048, false, 1024},
                           {"added, narrow", 4096, 8192, false, 64},
-                          {"added, wide", 16896, 256, false, 64}};
+                          {"added, wide", 16896, 256, false, 128}};
   size_t most_x = 0, out_bytes = 0;
   for (const Shape& s : shapes) {
     most_x = std::max(most_x, static_cast<size_t>(s.most_rows) * static_cast<size_t>(s.n_in));
@@ -305,7 +305,7 @@ void check_chain(const Context& base) {
     finish();
     std::map<int, std::vector<uint8_t>> expected;  // by rows, of the first variant
     for (const Variant& v : all_variants(base.hopper)) {
-      for (const int rows : {1, 8, 16, 24, 64, 256, 512, 700}) {
+      for (const int rows : {1, 8, 16, 24, 64, 96, 128, 160, 256, 512, 700}) {
         if (rows > std::min(v.most_rows, s.most_rows) || !wants_rows(rows)) continue;
         std::vector<uint8_t> results[2];
         for (const bool pdl : {false, true}) {

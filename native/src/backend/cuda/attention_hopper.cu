@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(Shape<kGroups>::kThreads, 1)
             pack_bf16(finish(o[j][2 * h], inverse[h]), finish(o[j][2 * h + 1], inverse[h]));
       }
     }
-    fence_async_proxy();
+    fence_to_copy_engine();
     __syncwarp();
     const int r = tile.first_row + group * kGroupRows + warp * 16 + lane;
     if (lane < 16 && r < tile.n_rows) {

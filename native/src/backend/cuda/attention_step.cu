@@ -228,6 +228,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
           mma_bf16(s[i][0], q[k], b[0], b[1]);
           mma_bf16(s[i][1], q[k], b[2], b[3]);
         }
+        fence_to_copy_engine();  // the last loads may still be on their way
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.stage]));
         place.next();
@@ -273,6 +274,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
             mma_bf16(o[2 * pair + 1], pa, b[2], b[3]);
           }
         }
+        fence_to_copy_engine();  // the last loads may still be on their way
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.stage]));
         place.next();

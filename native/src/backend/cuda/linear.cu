@@ -52,6 +52,7 @@ void linear_any(const LinearCall& call, const Context& ctx) {
     const bool wide = is_wide(call, ctx);
     if (call.n_rows <= (wide ? kHopperDecodeRowsOfWide : kHopperDecodeRows)) return linear_decode(call, ctx);
     if ((wide || call.n_in >= kLeastNarrowIn) && linear_coded_serves(call, ctx)) return linear_coded(call, ctx);
+    if (linear_coded_wide_serves(call, ctx)) return linear_coded_wide(call, ctx);
     if (call.mode == LinearMode::kStore && call.n_rows <= kHopperDecodeRowsOfQkv) return linear_decode(call, ctx);
   }
   // Narrow: not even one tile of 16 outputs per SM. 8 rows and fewer are quick anyway.

@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <int tile>
 void run(const LinearCall& call, const Context& ctx) {
-  const int x_rows = (call.n_rows + 7) / 8 * 8;
+  const int x_rows = loaded_rows(call.n_rows);
   BatchTiles tiles;
   tiles.count = (call.row_tiles + tile / 16 - 1) / (tile / 16);
   tiles.x_bytes = x_rows * 128;

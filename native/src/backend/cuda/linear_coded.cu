@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(Shape<tokens, narrow>::threads, 1)
       RingPlace<S::stages> place;
       for (int i = 0; i < n_blocks; i++) {
         mbarrier_wait(empty + place.stage * 8, place.parity ^ 1);
-        mbarrier_expect(full + place.stage * 8, S::input_bytes);
+        mbarrier_expect(full + place.stage * 8, S::n_inputs * loaded_rows(call.n_rows) * 128);
 #pragma unroll
         for (int k = 0; k < S::n_inputs; k++) {
           tensor_load_2d(inputs_data + place.stage * S::input_bytes + k * tokens * 128, &x_map,
@@ -175,19 +175,6 @@ __global__ void __launch_bounds__(Shape<tokens, narrow>::threads, 1)
   };
   while (multiply(a[0], a[1]) && multiply(a[1], a[0])) {
   }
-  const auto finish = [&](const float (&sum)[kSums]) {
-    if (call.mode == LinearMode::kGateUp) return store_gated_slab(call, sum, row_tile, lane);
-    float old[kSums];
-    if (call.mode == LinearMode::kAccumulate) {
-      for_each_output<kSums>(call, row_tile, lane, [&](int i, int token, int out) {
-        old[i] = call.out[static_cast<int64_t>(token) * call.n_out + out];
-      });
-    }
-    for_each_output<kSums>(call, row_tile, lane, [&](int i, int token, int out) {
-      call.out[static_cast<int64_t>(token) * call.n_out + out] =
-          call.mode == LinearMode::kAccumulate ? __fadd_rn(old[i], sum[i]) : sum[i];
-    });
-  };
   if constexpr (narrow) {
     // Seat q finishes row tile q.
     const int seat = rank * groups + group, to = warp % 4;
@@ -220,7 +207,7 @@ __global__ void __launch_bounds__(Shape<tokens, narrow>::threads, 1)
       y[i + 3] = sum_segments(v[0].w, v[1].w, v[2].w, v[3].w);
     }
   }
-  finish(y);
+  finish_slab<kSums>(call, y, row_tile, lane);
 #endif
 }
 
@@ -232,7 +219,7 @@ void run(const LinearCall& call, const Context& ctx) {
   const Grid grid{dim3(static_cast<unsigned>(tiles * S::cluster)), dim3(S::threads),
                   static_cast<size_t>(S::shared_bytes), S::cluster};
   launch("a product with coded weights", linear_coded_kernel<tokens, narrow>, grid, ctx,
-         rows_map(call.x, call.n_rows, call.n_in, tokens), call);
+         rows_map(call.x, call.n_rows, call.n_in, loaded_rows(call.n_rows)), call);
 }
 
 // All slabs' CTAs at once, and not much of the GPU idle.

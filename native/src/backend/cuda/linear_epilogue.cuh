@@ -166,7 +166,8 @@ __device__ __forceinline__ void store_gated_slab(const LinearCall& call, const f
     float gate[8], up[8], value[8];
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-      gate[k] = y[first + k / 2 * 4 + k % 2];
+      // For 8 tokens none of which is there: a gate that does not take silu_times' long way.
+      gate[k] = first * 2 + k / 2 * 8 < call.n_rows ? y[first + k / 2 * 4 + k % 2] : 1.0f;
       up[k] = y[first + k / 2 * 4 + k % 2 + 2];
     }
     silu_times(gate, up, value);
@@ -177,6 +178,24 @@ __device__ __forceinline__ void store_gated_slab(const LinearCall& call, const f
         call.gated[static_cast<int64_t>(token) * call.n_out + out] = to_bf16(value[k]);
       }
     }
+  }
+}
+
+// What becomes of a warp's part of a slab, in every mode. batch: outputs whose old values are asked for together.
+template <int batch, int sums>
+__device__ __forceinline__ void finish_slab(const LinearCall& call, const float (&y)[sums], int row_tile, int lane) {
+  if (call.mode == LinearMode::kGateUp) return store_gated_slab(call, y, row_tile, lane);
+#pragma unroll
+  for (int first = 0; first < sums; first += batch) {
+    float old[batch];
+    const auto each = [&](auto use) {
+      for_each_output<sums>(call, row_tile, lane, [&](int i, int token, int out) {
+        if (i >= first && i < first + batch) use(i, call.out + static_cast<int64_t>(token) * call.n_out + out);
+      });
+    };
+    if (call.mode == LinearMode::kAccumulate) each([&](int i, const float* from) { old[i - first] = *from; });
+    each(
+        [&](int i, float* to) { *to = call.mode == LinearMode::kAccumulate ? __fadd_rn(old[i - first], y[i]) : y[i]; });
   }
 }
 

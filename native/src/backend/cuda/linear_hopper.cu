@@ -24,10 +24,11 @@ struct StoreEpilogue {
 #if QWEN3_SM90A
   __device__ __forceinline__ void begin() const { tensor_prefetch(&map); }
 
-  // 16 rows x 32 outputs of a gated piece. g, q: row and quad lane of the thread.
-  __device__ __forceinline__ void stage_gated(const float (&y)[32], uint32_t to, int g, int q) const {
+  // 16 rows x 32 outputs of a gated piece. row: of the warp. g, q: row and quad lane of the thread.
+  __device__ __forceinline__ void stage_gated(const float (&y)[32], uint32_t to, int row, int g, int q) const {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {  // rows g and g + 8
+    for (int h = 0; h < 2; h++) {               // rows g and g + 8
+      if (row + g + h * 8 >= n_rows) continue;  // whatever it holds may take silu_times' long way
       float gate[8], up[8], out[8];
 #pragma unroll
       for (int b = 0; b < 4; b++) {
@@ -62,7 +63,7 @@ struct StoreEpilogue {
                                          int lane) const {
     using S = Shape<tile, rows>;
     const int g = lane / 4, q = lane % 4;
-    const bool sends = lane == 0 && row < n_rows;
+    const bool sends = lane == 0;
 #pragma unroll
     for (int turn = 0; turn < S::n_pieces; turn++) {
       float y[32];
@@ -70,8 +71,8 @@ struct StoreEpilogue {
       const int first = column + Sums<tile, rows>::piece(turn) * 64;
       if (mode == LinearMode::kGateUp) {
         const uint32_t to = staging + turn * 1024;
-        stage_gated(y, to, g, q);
-        fence_async_proxy();
+        stage_gated(y, to, row, g, q);
+        fence_to_copy_engine();
         __syncwarp();
         if (sends && first / 2 < n_out) tensor_store_2d(&map, first / 2, row, to);
         if (lane == 0) bulk_commit();
@@ -86,7 +87,7 @@ struct StoreEpilogue {
           __syncwarp();
         }
         stage_sums(y, box, to, g, q);
-        fence_async_proxy();
+        fence_to_copy_engine();
         __syncwarp();
         if (sends && x < n_out) {
           if (mode == LinearMode::kAccumulate) {

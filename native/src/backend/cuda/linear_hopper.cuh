@@ -71,9 +71,10 @@ struct Shape {
 };
 
 struct Tiles {
-  int rows;     // tiles along the rows
-  int columns;  // tiles along the outputs
-  int group;    // row tiles in a group
+  int rows;       // tiles along the rows
+  int columns;    // tiles along the outputs
+  int group;      // row tiles in a group
+  int last_rows;  // of the last row tile; the others have kTileRows
 };
 
 inline int tile_count(int n, int tile) {
@@ -150,14 +151,17 @@ struct Sums {
 
 // Grid: CTAs of kThreads; kPair: an even number of them, in clusters of 2, and 2 row tiles.
 //
+// Rows that are not there cost as little as can be: they are not loaded, a warpgroup that has none does not multiply, a
+// warp that has none does not finish. x_last_map: of the last row tile.
+//
 // Epilogue: begin() in a producer thread; finish(sums, row, column, staging, lane) in each consumer warp for 16 rows
-// from `row`, outputs from `column`; what it sends by the copy engine is sent by lane 0. n_blocks: column blocks, at
-// least kSegments for a tile of 256.
+// from `row`, one of which is there at least, outputs from `column`; what it sends by the copy engine is sent by lane
+// 0. n_blocks: column blocks, at least kSegments for a tile of 256.
 template <int tile, Rows rows, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 1)
-    linear_hopper_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
-                         const __grid_constant__ Epilogue epilogue, const __grid_constant__ Tiles tiles,
-                         const int n_blocks) {
+    linear_hopper_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap x_last_map,
+                         const __grid_constant__ CUtensorMap w_map, const __grid_constant__ Epilogue epilogue,
+                         const __grid_constant__ Tiles tiles, const int n_blocks) {
 #if QWEN3_SM90A
   using S = Shape<tile, rows>;
   constexpr bool kPair = rows == Rows::kPair;
@@ -192,10 +196,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     fewer_registers<24>();
     if (lane == 0 && warp < (S::one_ring ? 1 : 2)) {
       int row_tile, column_tile;
+      const CUtensorMap* inputs;
+      uint32_t input_bytes;
       const uint64_t policy = tiles.rows > tiles.group ? evict_last() : evict_first();
+      auto enter = [&](int t) {
+        place_tile(tiles, t, row_tile, column_tile);
+        const bool is_last = row_tile == tiles.rows - 1;
+        inputs = is_last ? &x_last_map : &x_map;
+        input_bytes = is_last ? loaded_rows(tiles.last_rows) * 128 : kInputBytes;
+      };
       auto load_weights = [&](int block, int at) {
         const uint32_t to = base + S::weights_at + at * S::weight_step;
-        mbarrier_expect(full + at * 8, S::weight_bytes + (S::one_ring ? kInputBytes : 0));
+        mbarrier_expect(full + at * 8, S::weight_bytes + (S::one_ring ? input_bytes : 0));
         if constexpr (kPair) {
           const int rank = static_cast<int>(cluster_rank());
           constexpr int kHalf = tile / kPackRows / 2;
@@ -206,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
       };
       auto load_inputs = [&](int block, int at) {
-        tensor_load_2d(base + at * S::input_step, &x_map, block * kPackCols, row_tile * kTileRows,
+        tensor_load_2d(base + at * S::input_step, inputs, block * kPackCols, row_tile * kTileRows,
                        inputs_full + at * 8);
       };
       // Loads all blocks of all tiles from `block` of this CTA's first one on, as their stages become free.
@@ -215,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         int at = block == n_stages ? 0 : block;
         uint32_t parity = block == n_stages ? 0 : 1;  // a fresh barrier is past 1
         for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
-          place_tile(tiles, t, row_tile, column_tile);
+          enter(t);
           for (; block < n_blocks; block++) {
             mbarrier_wait(stage_empty + at * 8, parity);
             load(block, at);
@@ -229,9 +241,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       };
       if constexpr (S::one_ring) {
         tensor_prefetch(&x_map);
+        tensor_prefetch(&x_last_map);
         tensor_prefetch(&w_map);
         epilogue.begin();
-        place_tile(tiles, blockIdx.x, row_tile, column_tile);
+        enter(blockIdx.x);
         // The first ring's weights come while the kernel before ends.
         const int early = min(S::n_weights, n_blocks);
         for (int i = 0; i < early; i++) load_weights(i, i);
@@ -246,10 +259,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         load_all(std::integral_constant<int, S::n_weights>(), empty, 0, load_weights);
       } else {
         tensor_prefetch(&x_map);
+        tensor_prefetch(&x_last_map);
         epilogue.begin();
         griddep_wait();
         load_all(std::integral_constant<int, S::n_inputs>(), inputs_empty, 0, [&](int block, int at) {
-          mbarrier_expect(inputs_full + at * 8, kInputBytes);
+          mbarrier_expect(inputs_full + at * 8, input_bytes);
           load_inputs(block, at);
         });
       }
@@ -305,6 +319,22 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     };
     for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
+      int row_tile, column_tile;
+      place_tile(tiles, t, row_tile, column_tile);
+      if (row_tile == tiles.rows - 1 && group * 64 >= tiles.last_rows) {
+        // None of this warpgroup's rows is there. One warp lets the stages go, and the others wait for it.
+#pragma unroll 1
+        for (int block = 0; block < n_blocks; block++) {
+          if (warp % 4 == 0) {
+            if constexpr (!S::one_ring) mbarrier_wait(inputs_full + input_at * 8, input_parity);
+            mbarrier_wait(full + at * 8, parity);
+            release(at, input_at);
+          }
+          next();
+        }
+        named_barrier(1 + group, 128);
+        continue;
+      }
       sums.clear();
       if (lane == 0) bulk_wait_read<0>();  // the last tile has left the staging area
       __syncwarp();
@@ -333,10 +363,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         wgmma_results(sums.last);
         sums.add(s);
       }
-      int row_tile, column_tile;
-      place_tile(tiles, t, row_tile, column_tile);
-      epilogue.finish(sums, row_tile * kTileRows + group * 64 + warp % 4 * kWarpRows, column_tile * tile, staging,
-                      lane);
+      place_tile(tiles, t, row_tile, column_tile);  // again: no registers are kept for it
+      const int row = row_tile * kTileRows + group * 64 + warp % 4 * kWarpRows;
+      if (row < (tiles.rows - 1) * kTileRows + tiles.last_rows) {
+        epilogue.finish(sums, row, column_tile * tile, staging, lane);
+      }
     }
     if (lane == 0) bulk_wait_read<0>();
     if constexpr (kPair) __syncwarp();
@@ -354,10 +385,12 @@ void run_hopper(const char* what, const LinearCall& call, const Epilogue& epilog
   tiles.rows = tile_count(call.n_rows, kTileRows);
   tiles.columns = tile_count(call.row_tiles * kPackRows, tile);
   tiles.group = std::min(tiles.rows, S::group_rows / kTileRows);
+  tiles.last_rows = call.n_rows - (tiles.rows - 1) * kTileRows;
   const int ctas = std::min(ctx.sm_count / kCluster * kCluster, tiles.rows * tiles.columns);
   const Grid grid{dim3(static_cast<unsigned>(ctas)), dim3(kThreads), static_cast<size_t>(S::shared_bytes), kCluster};
   launch(what, linear_hopper_kernel<tile, rows, Epilogue>, grid, ctx,
          rows_map(call.x, call.n_rows, call.n_in, kTileRows),
+         rows_map(call.x, call.n_rows, call.n_in, loaded_rows(tiles.last_rows)),
          weight_map(call.weight, call.row_tiles, call.col_blocks, tile / kPackRows / kCluster), epilogue, tiles,
          call.col_blocks);
 }

@@ -33,6 +33,12 @@ struct LinearCall {
   bf16* gated;  // [n_rows, n_out], mode kGateUp
 };
 
+// Rows of inputs that the copy engine brings in one load: those that there are, and what completes an atom of 8. What
+// lies behind them in shared memory is multiplied too, and its results are not stored.
+__host__ __device__ inline int loaded_rows(int n_rows) {
+  return (n_rows + 7) / 8 * 8;
+}
+
 LinearCall make_linear_call(LinearMode mode, const bf16* x, int n_rows, const LinearWeight& weight);
 
 // Up to 64 rows, sm_80 and newer; reads coded weights if there are any. ring: blocks in flight per warp: 4, 6 or 8 (up
@@ -54,6 +60,11 @@ inline constexpr int kMaxCodedRows = 64;
 bool is_wide(const LinearCall& call, const Context& ctx);  // two slabs of 64 outputs for each SM, or more
 bool linear_coded_serves(const LinearCall& call, const Context& ctx);
 void linear_coded(const LinearCall& call, const Context& ctx);
+
+// Up to 128 rows, Hopper only, coded weights that are wide; linear_coded is faster up to 64.
+inline constexpr int kMaxCodedWideRows = 128;
+bool linear_coded_wide_serves(const LinearCall& call, const Context& ctx);
+void linear_coded_wide(const LinearCall& call, const Context& ctx);
 
 // Up to 256 rows, Hopper only, for weights with very few rows: K is split over a cluster.
 inline constexpr int kMaxClusterRows = 256;

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(Shape<groups, split>::threads, Shape<groups, s
       for (int block = begin; block < end; block++) {
         const uint32_t full = inputs_full + place.stage * 8;
         mbarrier_wait(inputs_empty + place.stage * 8, place.parity ^ 1);
-        mbarrier_expect(full, kInputBytes);
+        mbarrier_expect(full, loaded_rows(call.n_rows) * 128);
         tensor_load_2d(inputs_data + place.stage * kInputBytes, &x_map, block * kPackCols, 0, full);
         place.next();
       }
@@ -218,7 +218,7 @@ void run(const LinearCall& call, const Context& ctx) {
   const Grid grid{dim3(static_cast<unsigned>(tiles * kCluster)), dim3(S::threads), static_cast<size_t>(S::shared_bytes),
                   kCluster};
   launch("a matrix product by slabs", linear_slabs_kernel<groups, split>, grid, ctx,
-         rows_map(call.x, call.n_rows, call.n_in, kTokens),
+         rows_map(call.x, call.n_rows, call.n_in, loaded_rows(call.n_rows)),
          weight_map(call.weight, call.row_tiles, call.col_blocks, kTile), call);
 }
 

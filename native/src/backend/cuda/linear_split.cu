@@ -262,7 +262,7 @@ void run(const LinearCall& call, const Context& ctx, int clusters) {
   constexpr int kOwn = (row_tiles + kSegments - 1) / kSegments;
   configure<linear_split_kernel<row_tiles, warpgroups, halves>>(kMaxShared);
   SplitPlan plan;
-  const int x_rows = (call.n_rows + 7) / 8 * 8;
+  const int x_rows = loaded_rows(call.n_rows);
   plan.x_bytes = x_rows * 128;
   const int stage = row_tiles * kPackBlockBytes + plan.x_bytes;
   // To align; rows of the operand that no input fills.

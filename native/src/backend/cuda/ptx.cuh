@@ -106,6 +106,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// Where the copy engine will write what this warp has read from shared memory, not before those loads are over: they
+// may still be on their way when the arrival is counted, behind a wgmma for long. Use what they brought before, or call
+// fence_to_copy_engine().
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -211,10 +214,7 @@ __device__ __forceinline__ float4 shared_load_float4(uint32_t address) {
 }
 
 // ---- copies from shared memory by the copy engine, in groups of the issuing thread. Before: writes to shared memory,
-// fence_async_proxy() in each writing thread, a barrier. What is outside the tensor is not written.
-__device__ __forceinline__ void fence_async_proxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+// fence_to_copy_engine() in each writing thread, a barrier. What is outside the tensor is not written.
 __device__ __forceinline__ void tensor_store_2d(const void* map, int x, int y, uint32_t source) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x),
                "r"(y), "r"(source)
@@ -272,6 +272,14 @@ __device__ __forceinline__ void tensor_load_3d_for_both(uint32_t destination, co
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
       ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(destination),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(static_cast<uint16_t>(3)), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void tensor_load_2d_for_both(uint32_t destination, const void* map, int x, int y,
+                                                        uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(destination),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(static_cast<uint16_t>(3))
       : "memory");
 }
 __device__ __forceinline__ float4 cluster_load_float4(uint32_t address) {
@@ -350,6 +358,7 @@ __device__ __forceinline__ void wgmma_results(float (&d)[n]) {
 #define QWEN3_L24 QWEN3_S10() "," QWEN3_S10(1) ",%20,%21,%22,%23"
 #define QWEN3_L32 QWEN3_S10() "," QWEN3_S10(1) "," QWEN3_S10(2) ",%30,%31"
 #define QWEN3_L40 QWEN3_S10() "," QWEN3_S10(1) "," QWEN3_S10(2) "," QWEN3_S10(3)
+#define QWEN3_L48 QWEN3_L40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define QWEN3_L64 QWEN3_L40 "," QWEN3_S10(4) "," QWEN3_S10(5) ",%60,%61,%62,%63"
 #define QWEN3_L72 QWEN3_L40 "," QWEN3_S10(4) "," QWEN3_S10(5) "," QWEN3_S10(6) ",%70,%71"
 #define QWEN3_L80 QWEN3_L40 "," QWEN3_S10(4) "," QWEN3_S10(5) "," QWEN3_S10(6) "," QWEN3_S10(7)
@@ -363,6 +372,7 @@ __device__ __forceinline__ void wgmma_results(float (&d)[n]) {
 #define QWEN3_D16(m, i) QWEN3_D8(m, i), QWEN3_D8(m, i + 8)
 #define QWEN3_D24(m, i) QWEN3_D16(m, i), QWEN3_D8(m, i + 16)
 #define QWEN3_D32(m, i) QWEN3_D16(m, i), QWEN3_D16(m, i + 16)
+#define QWEN3_D48(m, i) QWEN3_D32(m, i), QWEN3_D16(m, i + 32)
 #define QWEN3_D64(m, i) QWEN3_D32(m, i), QWEN3_D32(m, i + 32)
 #define QWEN3_D72(m, i) QWEN3_D64(m, i), QWEN3_D8(m, i + 64)
 #define QWEN3_D96(m, i) QWEN3_D64(m, i), QWEN3_D32(m, i + 64)
@@ -407,9 +417,11 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t descriptor_a,
   }
 template <int kN>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t descriptor_b, int add) {
-  static_assert(kN == 32 || kN == 64);
+  static_assert(kN == 32 || kN == 64 || kN == 96 || kN == 128);
   QWEN3_WGMMA_A(32, 16, 16, 17, 18, 19, 20, 21)
   QWEN3_WGMMA_A(64, 32, 32, 33, 34, 35, 36, 37)
+  QWEN3_WGMMA_A(96, 48, 48, 49, 50, 51, 52, 53)
+  QWEN3_WGMMA_A(128, 64, 64, 65, 66, 67, 68, 69)
 }
 // Keeps the registers of operand a from being written before the wait above it.
 __device__ __forceinline__ void wgmma_operands(const uint32_t (&a)[4][4]) {

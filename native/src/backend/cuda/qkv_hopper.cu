@@ -113,9 +113,9 @@ struct QkvEpilogue {
         }
       }
       if (is_q) {
-        fence_async_proxy();
+        fence_to_copy_engine();
         __syncwarp();
-        if (lane == 0 && row < n_tokens) {
+        if (lane == 0) {
           tensor_store_2d(&q_map, head * kHeadDim, row, staging);
           tensor_store_2d(&q_map, head * kHeadDim + 64, row, staging + kBoxBytes);
           bulk_commit();
