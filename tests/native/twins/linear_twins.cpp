@@ -233,8 +233,8 @@ void linear_twins(const Settings& settings, Report& report) {
                {{4096}, 4096, 260},
                {{4096}, 12288, 140},
                {{151936}, 1024, 33},
-               {{16900}, 256, 130},  // linear_coded and linear_coded_wide, with a last CTA that is not full;
-               {{3300}, 8448, 70}};  // linear_coded in clusters
+               {{16900}, 256, 130},   // linear_coded and linear_coded_wide, with a last CTA that is not full;
+               {{3300}, 8448, 100}};  // linear_coded in clusters
     gate_ups = {{{3072, 3072}, 1024, 300}, {{12288, 12288}, 4096, 140}};
     for (int i = 0; i < 60; i++) {
       Shape shape{

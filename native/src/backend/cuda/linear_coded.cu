@@ -27,6 +27,7 @@ namespace qwen3::cuda {
 namespace {
 
 [[maybe_unused]] constexpr int kEarly = 3;  // stages of weights
+constexpr int kMaxWideRows = 64;            // of wide weights
 
 template <int tokens, bool narrow>
 struct Shape {
@@ -162,6 +163,7 @@ __global__ void __launch_bounds__(Shape<tokens, narrow>::threads, 1)
     read(there);
     wgmma_wait<0>();
     wgmma_operands(now);
+    __syncwarp();  // all lanes' loads
     if (lane == 0) mbarrier_arrive(empty + stage * 8);
     if (++stage == S::stages) stage = 0;
     add = --left_of_segment > 0;
@@ -235,8 +237,8 @@ bool is_wide(const LinearCall& call, const Context& ctx) {
 }
 
 bool linear_coded_serves(const LinearCall& call, const Context& ctx) {
-  return call.coded != nullptr && call.n_rows <= kMaxCodedRows && call.col_blocks % kSegments == 0 &&
-         (is_wide(call, ctx) || is_narrow(call, ctx));
+  if (call.coded == nullptr || call.col_blocks % kSegments != 0) return false;
+  return is_wide(call, ctx) ? call.n_rows <= kMaxWideRows : call.n_rows <= kMaxCodedRows && is_narrow(call, ctx);
 }
 
 void linear_coded(const LinearCall& call, const Context& ctx) {
@@ -246,7 +248,8 @@ void linear_coded(const LinearCall& call, const Context& ctx) {
   }
   const bool few = call.n_rows <= 32;
   if (is_wide(call, ctx)) return few ? run<32, false>(call, ctx) : run<64, false>(call, ctx);
-  few ? run<32, true>(call, ctx) : run<64, true>(call, ctx);
+  if (call.n_rows <= 64) return few ? run<32, true>(call, ctx) : run<64, true>(call, ctx);
+  run<96, true>(call, ctx);
 }
 
 }  // namespace qwen3::cuda

@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       wgmma_commit();
       // Not sooner: that the loads have been issued does not mean that they are over, and the copy engine does not wait
       // for them. Products do.
+      __syncwarp();  // all lanes' loads
       if (lane == 0) mbarrier_arrive(own_empty + weight_stage * 8);
       if (++weight_stage == S::n_weights) weight_stage = 0;
       const bool there = is_there();

@@ -55,13 +55,14 @@ inline constexpr int kMaxSlabRows = 32;
 bool linear_slabs_serves(const LinearCall& call, const Context& ctx);
 void linear_slabs(const LinearCall& call, const Context& ctx);
 
-// Up to 64 rows, Hopper only, coded weights: wide ones, and ones so narrow that all their outputs are at hand at once.
-inline constexpr int kMaxCodedRows = 64;
+// Hopper only, coded weights: wide ones up to 64 rows, and up to 96 rows ones so narrow that all their outputs are at
+// hand at once.
+inline constexpr int kMaxCodedRows = 96;
 bool is_wide(const LinearCall& call, const Context& ctx);  // two slabs of 64 outputs for each SM, or more
 bool linear_coded_serves(const LinearCall& call, const Context& ctx);
 void linear_coded(const LinearCall& call, const Context& ctx);
 
-// Up to 128 rows, Hopper only, coded weights that are wide; linear_coded is faster up to 64.
+// Up to 128 rows, Hopper only, wide coded weights; linear_coded is faster where it serves.
 inline constexpr int kMaxCodedWideRows = 128;
 bool linear_coded_wide_serves(const LinearCall& call, const Context& ctx);
 void linear_coded_wide(const LinearCall& call, const Context& ctx);
