@@ -1,4 +1,5 @@
-// Matrix product of up to 64 rows on Hopper with coded weights (kernels.h). Bound by reading them once.
+// Matrix product of few rows on Hopper with coded weights (kernels.h): wide ones up to 64 rows, narrow ones up to 96.
+// Bound by reading them once.
 //
 // Weights are the M of wgmma and come from registers, inputs the N: a consumer warpgroup has a slab of 64 outputs, each
 // of its warps expands a row tile, block by block of 64 columns. A product of few outputs takes as long as the way
