@@ -22,6 +22,7 @@ using namespace qwen3::cuda;
 inline std::string only;            // variants whose name starts so; empty: all
 inline std::string only_shape;      // the shape of this name; empty: all
 inline std::vector<int> only_rows;  // row counts; empty: all
+inline int repeats = 1;             // of each checked case, where "repeat=N" is known
 
 inline bool wants_rows(int rows) {
   return only_rows.empty() || std::find(only_rows.begin(), only_rows.end(), rows) != only_rows.end();
@@ -149,7 +150,7 @@ class Coded {
   uint8_t* data_;
 };
 
-// The words of the command line but for `only`, `shape` and `rows`, which are kept here.
+// The words of the command line but for `only`, `shape`, `rows` and `repeat`, which are kept here.
 inline std::set<std::string> read_words(int argc, char** argv, std::vector<std::string> known) {
   std::set<std::string> words;
   for (int i = 1; i < argc; i++) {
@@ -158,6 +159,12 @@ inline std::set<std::string> read_words(int argc, char** argv, std::vector<std::
       only = word.substr(5);
     } else if (word.starts_with("shape=")) {
       only_shape = word.substr(6);
+    } else if (word.starts_with("repeat=") && std::find(known.begin(), known.end(), "repeat=N") != known.end()) {
+      repeats = std::atoi(word.c_str() + 7);
+      if (repeats <= 0) {
+        std::printf("%s: expected a number from 1 on, for instance repeat=200\n", word.c_str());
+        std::exit(2);
+      }
     } else if (word.starts_with("rows=")) {
       for (size_t at = 4; at != std::string::npos; at = word.find(',', at + 1)) {
         only_rows.push_back(std::atoi(word.c_str() + at + 1));

@@ -1,9 +1,10 @@
 // Checks every CUDA matrix product. Stand-alone: links pack.cu, code_weight.cu, linear*.cu, tensor_map.cu and
 // memory.cu.
 //
-//   cuda_linear_check_bench [check] [chain] [rows=N,...] [only=NAME] [shape=NAME] (neither check nor chain: both)
+//   cuda_linear_check_bench [check] [chain] [rows=N,...] [only=NAME] [shape=NAME] [repeat=N]
 //
-// rows: these row counts alone. only: the variants whose name starts so. shape: this one alone.
+// Neither check nor chain: both. rows: these row counts alone. only: the variants whose name starts so. shape: this one
+// alone. repeat: each case of check so often, for what goes wrong once in a million loads.
 //
 // check: the generic kernel's output for 1,024 rows against float64 sums, then every kernel and variant at many row
 //   counts against the generic one, bit for bit, poisoned outputs and guards included.
@@ -207,7 +208,8 @@ void check_shapes(const Context& base) {
         if (rows > s.most_rows || !wants_rows(rows)) continue;
         for (size_t v = 0; v < variants.size(); v++) {
           if (rows > variants[v].most_rows) continue;
-          for (const bool pdl : {false, true}) {
+          for (int run = 0; run < 2 * repeats; run++) {
+            const bool pdl = run >= repeats;
             if (pdl && (!base.pdl || (rows != 17 && rows != 96 && rows != 128 && rows != 512))) continue;
             Context ctx = base;
             ctx.pdl = pdl;
@@ -369,7 +371,7 @@ void check_chain(const Context& base) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::set<std::string> wanted = read_words(argc, argv, {"check", "chain"});
+  const std::set<std::string> wanted = read_words(argc, argv, {"check", "chain", "repeat=N"});
   const cudaDeviceProp properties = open_device();
   const Context ctx = context(properties.major == 9 && properties.minor == 0, properties.major >= 9);
   device_count = allocate<Count>(1);

@@ -92,24 +92,28 @@ def random_requests(row: Row, vocab: int) -> list[EngineRequest]:
     ]
 
 
-def play(engine: Engine, row: Row, vocab: int) -> float:
-    """Runs the row's requests, all at once, and gives the row's value. Times are the engine's own per token."""
+def play(engine: Engine, row: Row, vocab: int, answers: list[list[int]] | None = None) -> float:
+    """Runs the row's requests, all at once, and gives the row's value. Times are the engine's own per token.
+
+    answers: is given the tokens of each request.
+    """
     requests = random_requests(row, vocab)
     started = time.monotonic()
-    for request in requests:
-        engine.submit(request)
-    n_tokens, all_first, last = 0, started, started
+    tokens: dict[int, list[int]] = {engine.submit(request): [] for request in requests}
+    all_first, last = started, started
     for event in until_ended(engine, len(requests)):
         if event.kind == EventKind.TOKEN:
-            n_tokens += 1
+            tokens[event.request].append(event.token)
             last = event.time_ns * 1e-9
             if event.index == 0:
                 all_first = last
+    if answers is not None:
+        answers.extend(tokens.values())
     if row.kind == "decode":  # steps in which every request decodes
         return (last - all_first) / (row.n_output - 1) * 1e3
     if row.kind == "prefill":
         return row.n_requests * row.n_prompt / (all_first - started)
-    return n_tokens / (last - started)
+    return sum(map(len, tokens.values())) / (last - started)
 
 
 def first_token(model: str, options: EngineOptions) -> int:
