@@ -233,9 +233,10 @@ void linear_twins(const Settings& settings, Report& report) {
                {{4096}, 4096, 260},
                {{4096}, 12288, 140},
                {{151936}, 1024, 33},
-               {{16900}, 256, 130},   // linear_coded and linear_coded_wide, with a last CTA that is not full;
-               {{3300}, 8448, 100}};  // linear_coded in clusters
-    gate_ups = {{{3072, 3072}, 1024, 300}, {{12288, 12288}, 4096, 140}};
+               {{16900}, 256, 70},     // linear_coded, with a last CTA that is not full,
+               {{3300}, 8448, 100},    // and in clusters;
+               {{26000}, 2048, 130}};  // linear_coded_wide, clusters with a second tile
+    gate_ups = {{{3072, 3072}, 1024, 300}, {{12288, 12288}, 4096, 140}, {{8500, 8500}, 2048, 130}};
     for (int i = 0; i < 60; i++) {
       Shape shape{
           {1 + source.below(source.below(3) == 0 ? 1500 : 200)}, 8 * (1 + source.below(300)), 1 + source.below(300)};

@@ -200,6 +200,8 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
     const HeadWords key_words{shared.pair.key[lane], shared.pair.key[32 + lane]};
     const uint32_t value_word = shared.pair.value[16 * warp + lane % 16];
     __syncwarp();
+    // What follows is ordinary stores, which the arrival orders behind these loads; the copy engine's would need a
+    // fence.
     if (lane == 0) mbarrier_arrive(shared_address(&shared.taken));
 
     Running<4> running;

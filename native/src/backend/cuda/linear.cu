@@ -17,6 +17,9 @@ constexpr int kHopperDecodeRowsOfWide = 12;
 // Columns of inputs from which a narrow coded weight is faster by linear_coded than a packed one by linear_split: 8B's
 // down_proj has 12,288, its o_proj, equal, 4,096.
 constexpr int kLeastNarrowIn = 8192;
+// And from which linear_coded_wide is known to be faster than linear_hopper: its tiles end without another one
+// beginning beneath, which a short K (0.6B's lm_head) would feel most.
+constexpr int kLeastWideIn = 2048;
 
 }  // namespace
 
@@ -52,7 +55,7 @@ void linear_any(const LinearCall& call, const Context& ctx) {
     const bool wide = is_wide(call, ctx);
     if (call.n_rows <= (wide ? kHopperDecodeRowsOfWide : kHopperDecodeRows)) return linear_decode(call, ctx);
     if ((wide || call.n_in >= kLeastNarrowIn) && linear_coded_serves(call, ctx)) return linear_coded(call, ctx);
-    if (linear_coded_wide_serves(call, ctx)) return linear_coded_wide(call, ctx);
+    if (call.n_in >= kLeastWideIn && linear_coded_wide_serves(call, ctx)) return linear_coded_wide(call, ctx);
     if (call.mode == LinearMode::kStore && call.n_rows <= kHopperDecodeRowsOfQkv) return linear_decode(call, ctx);
   }
   // Narrow: not even one tile of 16 outputs per SM. 8 rows and fewer are quick anyway.

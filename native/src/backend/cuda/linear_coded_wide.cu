@@ -3,11 +3,11 @@
 //
 // As linear_coded.cu: weights are the M of wgmma and come from registers, inputs the N; each of three consumer
 // warpgroups has a slab of 64 outputs and walks all segments of K; while a block of 64 columns is multiplied the next
-// one is expanded and the one after it read. What differs follows from there being more inputs. The two CTAs of a
-// cluster, with neighbouring tiles, load half of the inputs each and send it to both. Weights and inputs have rings of
+// one is expanded and the one after it read. What differs follows from there being more inputs. A tile is a
+// cluster's six slabs; its two CTAs load half of the inputs each and send it to both. Weights and inputs have rings of
 // their own, because a block of weights is free as soon as it has become operands; each warpgroup has its own ring of
 // weights, filled by a warp of its own. Registers hold the sums of past segments only in part, or not at all: the rest
-// waits in shared memory. CTAs are persistent and take every n-th pair of tiles.
+// waits in shared memory. Clusters are persistent and take every n-th tile.
 //
 // Measured on an H200 (bench/results/2026-11-30-h200-5.txt), 8B, us at 96 / 128 rows against the bf16 form: gate_up 44
 // / 49 (56 / 57), lm_head 262 / 295.
@@ -28,7 +28,8 @@ namespace {
 constexpr int kCluster = 2, kGroups = 3;       // consumer warpgroups
 constexpr int kTile = kCluster * kGroups;      // slabs of a cluster
 constexpr int kThreads = (kGroups + 1) * 128;  // the last warpgroup's warps fill the rings
-[[maybe_unused]] constexpr int kConsumerRegisters = 160, kProducerRegisters = 32;  // a thread's; an SM has 65,536
+[[maybe_unused]] constexpr int kConsumerRegisters = 160, kProducerRegisters = 32;  // of a thread
+static_assert(kGroups * 128 * kConsumerRegisters + 128 * kProducerRegisters <= 65536);
 [[maybe_unused]] constexpr int kEarly = 2;  // stages of weights before griddep_wait()
 
 template <int tokens>

@@ -63,7 +63,6 @@ struct StoreEpilogue {
                                          int lane) const {
     using S = Shape<tile, rows>;
     const int g = lane / 4, q = lane % 4;
-    const bool sends = lane == 0;
 #pragma unroll
     for (int turn = 0; turn < S::n_pieces; turn++) {
       float y[32];
@@ -74,7 +73,7 @@ struct StoreEpilogue {
         stage_gated(y, to, row, g, q);
         fence_to_copy_engine();
         __syncwarp();
-        if (sends && first / 2 < n_out) tensor_store_2d(&map, first / 2, row, to);
+        if (lane == 0 && first / 2 < n_out) tensor_store_2d(&map, first / 2, row, to);
         if (lane == 0) bulk_commit();
         continue;
       }
@@ -89,7 +88,7 @@ struct StoreEpilogue {
         stage_sums(y, box, to, g, q);
         fence_to_copy_engine();
         __syncwarp();
-        if (sends && x < n_out) {
+        if (lane == 0 && x < n_out) {
           if (mode == LinearMode::kAccumulate) {
             tensor_add_2d(&map, x, row, to);
           } else {
