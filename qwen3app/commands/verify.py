@@ -338,3 +338,8 @@ def _print(report: VerifyReport, stdout: TextIO, stderr: TextIO) -> None:
         f"{verdict}: {len(report.files)} files, {format_bytes(report.bytes)} in {report.seconds:.1f} s "
         f"({format_bytes(int(speed))}/s), {compared} compared to a published hash.\n"
     )
+    if any(file.tensors and not file.compared_to for file in report.files):
+        stdout.write(
+            "No published hash of the weights lies here (`pull` leaves them beside the files), so bits that have changed "
+            "would not be noticed: compare the sums above with the publisher's.\n"
+        )

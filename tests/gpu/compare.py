@@ -1,4 +1,4 @@
-"""Builds of the library against each other on one device, in turns: speed of decode steps and prefill, and equal tokens.
+"""Builds of the library against each other on one device, in turns: speed of decode and prefill, and equal tokens.
 
     python tests/gpu/compare.py MODEL_DIR A.so B.so ... [--batches 1,8,64] [--context 448] [--steps 47] [--turns 2]
         [--prefill 16x2048] [--kernels auto] [--device cuda:0]
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=448, help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=47)
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--prefill", default="", metavar="PROMPTSxTOKENS", help="a row of prompts, for instance 16x2048")
+    parser.add_argument("--prefill", default="", metavar="PROMPTSxTOKENS", help="a row of prompts, as 16x2048")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--one-turn", action="store_true", help=argparse.SUPPRESS)

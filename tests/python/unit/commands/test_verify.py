@@ -94,6 +94,7 @@ def test_a_sound_model(model_dir: Path) -> None:
     out, err = io.StringIO(), io.StringIO()
     assert run_verify(model_dir, stdout=out, stderr=err) == 0
     assert "Sound: 2 files" in out.getvalue() and err.getvalue() == ""
+    assert "bits that have changed would not be noticed" in out.getvalue()
 
 
 def test_chunks_do_not_change_the_result(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +124,9 @@ def test_hashes_are_compared(model_dir: Path) -> None:
         [".cache/huggingface/download/config.json.metadata"],
         ["SHA256SUMS"],
     ]
+    out = io.StringIO()
+    assert run_verify(model_dir, stdout=out, stderr=io.StringIO()) == 0
+    assert "2 compared to a published hash.\n" in out.getvalue() and "noticed" not in out.getvalue()
     (model_dir / "SHA256SUMS").write_text(f"{'0' * 64}  model.safetensors\n{'1' * 64}  gone.bin\n")
     (model_dir / "config.json").write_text("{ }")
     problems = verify(model_dir).problems
