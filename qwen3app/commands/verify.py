@@ -340,6 +340,6 @@ def _print(report: VerifyReport, stdout: TextIO, stderr: TextIO) -> None:
     )
     if any(file.tensors and not file.compared_to for file in report.files):
         stdout.write(
-            "No published hash of the weights lies here (`pull` leaves them beside the files), so bits that have changed "
-            "would not be noticed: compare the sums above with the publisher's.\n"
+            "No published hash of the weights lies here (`pull` leaves them beside the files), so bits that have "
+            "changed would not be noticed: compare the sums above with the publisher's.\n"
         )

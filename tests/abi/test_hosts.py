@@ -357,3 +357,11 @@ def test_go_says_in_a_sentence_what_keeps_it_from_starting(go_serve: Path) -> No
     result = subprocess.run([go_serve, "/no/model"], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (result.returncode, result.stderr) == (1, "serve: the model directory /no/model does not exist\n")
     assert subprocess.run([go_serve], capture_output=True, timeout=PATIENCE, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("language", ["c", "rust", "go"])
+def test_without_the_library_its_makefile_says_what_to_do(language: str, tmp_path: Path) -> None:
+    command = ["make", "-C", str(ROOT / "native" / "examples" / language), f"QWEN3={tmp_path}", "-B"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert f"{tmp_path}/libqwen3.so is missing: run 'make dist' at the root of the repository first" in result.stderr
