@@ -64,6 +64,23 @@ def _read_text(stream: BinaryIO, what: str) -> str:
     return text
 
 
+class _Thought:
+    """What is shown of the thought."""
+
+    def __init__(self, stderr: TextIO) -> None:
+        self._stderr = stderr
+        self._in_line = False
+
+    def write(self, text: str) -> None:
+        self._stderr.write(sanitize(text))
+        self._stderr.flush()
+        self._in_line = not text.endswith("\n")
+
+    def end_line(self) -> None:
+        if self._in_line:
+            self.write("\n")
+
+
 async def ask_once(
     session: ChatSession,
     question: str,
@@ -73,25 +90,28 @@ async def ask_once(
     show_thinking: bool = False,
     show_stats: bool = False,
 ) -> None:
-    """Streams the answer to stdout and ends it with a newline."""
+    """Streams the answer to stdout and ends it with a newline; so does the thought on stderr, before anything else is
+    written: where both go to one screen, neither continues the other's line."""
     terminal = Renderer(Console(file=stdout, highlight=False)) if stdout.isatty() else None
     last = ""
-    has_thought = False
-    async with aclosing(session.ask(question)) as pieces:
-        async for piece in pieces:
-            assert isinstance(piece, Piece)  # without tools there are no calls
-            if piece.kind == "answer" and terminal is not None:
-                terminal.piece(piece)
-            elif piece.kind == "answer":
-                stdout.write(piece.text)
-                stdout.flush()
-                last = piece.text
-            elif show_thinking:
-                stderr.write(sanitize(piece.text))
-                stderr.flush()
-                has_thought = True
-        if has_thought:
-            stderr.write("\n")
+    thought = _Thought(stderr)
+    try:
+        async with aclosing(session.ask(question)) as pieces:
+            async for piece in pieces:
+                assert isinstance(piece, Piece)  # without tools there are no calls
+                if piece.kind == "thought":
+                    if show_thinking:
+                        thought.write(piece.text)
+                    continue
+                thought.end_line()
+                if terminal is not None:
+                    terminal.piece(piece)
+                else:
+                    stdout.write(piece.text)
+                    stdout.flush()
+                    last = piece.text
+    finally:
+        thought.end_line()
     if terminal is not None:
         terminal.end_part()
     if last and not last.endswith("\n"):

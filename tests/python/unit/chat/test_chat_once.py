@@ -13,6 +13,7 @@ from qwen3app.chat import once
 from qwen3app.chat.errors import ChatError
 from qwen3app.chat.once import ask_once, read_question, with_piped_text
 from qwen3app.chat.session import ChatSession
+from qwen3app.errors import GenerationError
 
 
 class Tty(io.StringIO):
@@ -26,6 +27,54 @@ async def test_the_answer_alone(session: ChatSession, runtime: Any) -> None:
     await ask_once(session, "Hi", out, err)
     assert out.getvalue() == "A\x1bB\n"  # to a pipe: byte for byte
     assert err.getvalue() == ""
+
+
+class Stream(io.StringIO):
+    """Writes to a terminal that gets the other stream, too."""
+
+    def __init__(self, terminal: io.StringIO) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def write(self, text: str) -> int:
+        self._terminal.write(text)
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("script", "shown", "said"),
+    [
+        ([("So 95.", ""), ("", "95"), ("", ".")], "So 95.\n95.\n", "So 95.\n"),
+        ([("So ", ""), ("95.\n", ""), ("", "95.")], "So 95.\n95.\n", "So 95.\n"),
+        ([("So", ""), ("", "95\n"), ("Hm", ""), ("", "96")], "So\n95\nHm\n96\n", "So\nHm\n"),
+        ([("So", "")], "So\n", "So\n"),
+        ([("", "95.")], "95.\n", ""),
+    ],
+)
+async def test_thought_and_answer_are_not_on_one_line(
+    session: ChatSession, runtime: Any, screen: io.StringIO, script: list[tuple[str, str]], shown: str, said: str
+) -> None:
+    runtime.script, runtime.finish = script, "abort"
+    out, err = Stream(screen), Stream(screen)
+    await ask_once(session, "Hi", out, err, show_thinking=True)
+    assert screen.getvalue() == shown and err.getvalue() == said
+    answer = "".join(words for _, words in script)
+    assert out.getvalue() == (f"{answer}\n" if answer else "")
+
+
+async def test_no_thought_is_shown_unasked(session: ChatSession, runtime: Any) -> None:
+    runtime.script = [("So 95.", ""), ("", "95.")]
+    out, err = io.StringIO(), io.StringIO()
+    await ask_once(session, "Hi", out, err)
+    assert (out.getvalue(), err.getvalue()) == ("95.\n", "")
+
+
+async def test_a_failure_in_a_thought_has_a_line_of_its_own(session: ChatSession, runtime: Any) -> None:
+    runtime.script, runtime.fails = [("So 95", "")], True
+    err = io.StringIO()
+    with pytest.raises(GenerationError):
+        await ask_once(session, "Hi", io.StringIO(), err, show_thinking=True)
+    assert err.getvalue() == "So 95\n"
 
 
 async def test_an_empty_answer_is_said(session: ChatSession, runtime: Any) -> None:
