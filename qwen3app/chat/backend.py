@@ -57,6 +57,7 @@ class TurnStats:
     decode_seconds: float | None = None  # first token to last event by the engine's clock; None: it has not ended
     finish: str | None = None  # "stop", "length", "tool_calls", "abort", "error"
     is_empty: bool = False  # the last round ended by itself, with neither words nor calls
+    cut_in_thought: bool = False  # the last round was cut before the first word of its answer
     context_full: bool = False  # the context's end cut the answer, not max_tokens
     more_context: str | None = "a larger --max-ctx"  # what makes room for more, if anything does
     rounds: int = 1
@@ -71,11 +72,15 @@ class TurnStats:
         return (self.tokens - self.rounds) / seconds if seconds > 0 else None
 
     @property
+    def last_round_tokens(self) -> int:
+        return self.tokens if self.last_tokens is None else self.last_tokens
+
+    @property
     def context_tokens(self) -> int | None:
         """What the conversation takes of the context now; None: not told."""
         if not self.has_usage:
             return None
-        return self.prompt_tokens + (self.tokens if self.last_tokens is None else self.last_tokens)
+        return self.prompt_tokens + self.last_round_tokens
 
     def add(self, later: TurnStats) -> None:
         """Makes these the numbers of this and the next round."""

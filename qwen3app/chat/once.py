@@ -117,7 +117,8 @@ async def ask_once(
     if last and not last.endswith("\n"):
         stdout.write("\n")
         stdout.flush()
-    if sentence := cut_sentence(session.stats, "--max-tokens N", has_earlier=False):
+    no_thought = "--no-think" if session.think else None
+    if sentence := cut_sentence(session.stats, "--max-tokens N", no_thought=no_thought, has_earlier=False):
         stderr.write(f"{sentence}\n")
     if show_stats:
         stderr.write(f"{stats_line(session.stats)}\n")

@@ -57,9 +57,9 @@ def stats_line(stats: TurnStats) -> str:
     return "[" + " · ".join(parts) + "]"
 
 
-def cut_sentence(stats: TurnStats, how: str, *, has_earlier: bool) -> str | None:
-    """Why an answer is incomplete, or None. how: what raises max_tokens here, a command or a flag. has_earlier: turns
-    before this one take room, too."""
+def cut_sentence(stats: TurnStats, how: str, *, no_thought: str | None, has_earlier: bool) -> str | None:
+    """Why an answer is incomplete, or None. how, no_thought: what raises max_tokens and what turns thoughts off here, a
+    command or a flag; no_thought is None where they are off. has_earlier: turns before this one take room, too."""
     if stats.is_empty:
         return "The model ended its answer without a word; ask in other words."
     if stats.finish != "length":
@@ -67,8 +67,16 @@ def cut_sentence(stats: TurnStats, how: str, *, has_earlier: bool) -> str | None
     if stats.context_full:
         ways = ["/reset begins a new conversation"] if has_earlier else []
         ways += [f"{stats.more_context} makes room"] if stats.more_context else []
-        return f"The context is full and the answer is cut: {', '.join(ways) or 'ask for something shorter'}."
-    place = f"after {stats.tokens} tokens" if stats.has_usage else "at max_tokens"
+        if stats.cut_in_thought and no_thought:
+            ways.append(f"{no_thought} asks without thinking")
+        what = "thought used up the context" if stats.cut_in_thought else "context is full"
+        result = "there is no answer" if stats.cut_in_thought else "the answer is cut"
+        return f"The {what} and {result}: {', '.join(ways) or 'ask for something shorter'}."
+    if stats.cut_in_thought:
+        limit = f" ({stats.last_round_tokens})" if stats.has_usage else ""
+        without = f", or ask without thinking ({no_thought})" if no_thought else ""
+        return f"The thought used up max_tokens{limit} and there is no answer: raise it ({how}){without}."
+    place = f"after {stats.tokens} token{'' if stats.tokens == 1 else 's'}" if stats.has_usage else "at max_tokens"
     return f"The answer is cut {place}: raise max_tokens for longer ones ({how})."
 
 
@@ -144,11 +152,12 @@ class Renderer:
                 shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
                 self._line(mark + sanitize(shown).replace("\n", f"\n{mark}"), _NOTE_STYLE)
 
-    def end(self, stats: TurnStats, *, has_earlier: bool = False) -> None:
+    def end(self, stats: TurnStats, *, think: bool = True, has_earlier: bool = False) -> None:
         """Ends the answer with its line of numbers, and says why it is incomplete if it is: see cut_sentence."""
         self.end_part()
         self._kind = None
-        if sentence := cut_sentence(stats, "/set max_tokens N", has_earlier=has_earlier):
+        no_thought = "/think off" if think else None
+        if sentence := cut_sentence(stats, "/set max_tokens N", no_thought=no_thought, has_earlier=has_earlier):
             self._prose(sentence, _NOTE_STYLE)
         if self.verbose:
             self._prose(stats_line(stats), _NOTE_STYLE)

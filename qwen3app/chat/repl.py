@@ -211,7 +211,8 @@ class Repl:
             if not self._left:  # the whole chat is being cancelled
                 raise
             self._session.stats.finish = "abort"
-        self._renderer.end(self._session.stats, has_earlier=self._session.n_turns > 1)
+        session = self._session
+        self._renderer.end(session.stats, think=session.think, has_earlier=session.n_turns > 1)
 
     async def _show(self, question: str) -> None:
         async with aclosing(self._session.ask(question)) as pieces:

@@ -178,7 +178,10 @@ class ChatSession:
         finally:
             if not first:
                 self.stats.add(stats)
-            self.stats.is_empty = stats.finish == "stop" and not calls and not "".join(answer).strip()
+            is_silent = not calls and not "".join(answer).strip()
+            self.stats.is_empty = stats.finish == "stop" and is_silent
+            # Without a word of a thought, too: its opening tag is a token.
+            self.stats.cut_in_thought = stats.finish == "length" and is_silent and bool(thought or self.think)
             reply: dict[str, Any] = {"role": "assistant", "content": "".join(answer)}
             if thought:
                 reply["reasoning_content"] = "".join(thought)  # the template decides how long it is remembered

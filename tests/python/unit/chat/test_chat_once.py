@@ -109,9 +109,16 @@ async def test_a_cut_answer_says_so(session: ChatSession, runtime: Any) -> None:
     session.settings.max_tokens = 1
     out, err = io.StringIO(), io.StringIO()
     await ask_once(session, "Hi", out, err)
-    assert out.getvalue() == "" and "max_tokens" in err.getvalue()
+    assert out.getvalue() == ""
+    sentence = "The thought used up max_tokens (1) and there is no answer: raise it (--max-tokens N)"
+    assert err.getvalue() == f"{sentence}, or ask without thinking (--no-think).\n"
     session.settings.max_tokens = None
     err = io.StringIO()
+    session.think = False
+    await ask_once(session, "x" * 990, out, err)
+    assert err.getvalue() == "The thought used up the context and there is no answer: ask for something shorter.\n"
+    session.reset()
+    runtime.script, err = [("", "long answer")], io.StringIO()
     await ask_once(session, "x" * 990, out, err)  # there is no conversation to /reset
     assert err.getvalue() == "The context is full and the answer is cut: ask for something shorter.\n"
 

@@ -74,14 +74,31 @@ def test_what_no_server_has_told_is_left_out() -> None:
     assert stats_line(TurnStats(tokens=2, prompt_tokens=18, cached_tokens=None)) == "[2 tokens · 0.00 s · prompt 18]"
     stats.finish = "length"
     cut = "The answer is cut at max_tokens: raise max_tokens for longer ones (--x N)."
-    assert cut_sentence(stats, "--x N", has_earlier=True) == cut
+    assert cut_sentence(stats, "--x N", no_thought="--y", has_earlier=True) == cut
     stats.add(TurnStats(tokens=9, prompt_tokens=8, seconds=0.2, finish="stop"))  # the rounds together: not told, too
     assert stats_line(stats) == "[0.50 s · first after 0.02 s]" and stats.context_tokens is None
 
 
 def test_a_cut_answer_says_why() -> None:
-    assert cut_sentence(TurnStats(finish="stop"), "--x", has_earlier=True) is None
-    assert str(cut_sentence(TurnStats(finish="length", tokens=5), "--x N", has_earlier=True)).endswith("(--x N).")
+    def said(stats: TurnStats, *, no_thought: str | None = "--y", has_earlier: bool = False) -> str | None:
+        return cut_sentence(stats, "--x N", no_thought=no_thought, has_earlier=has_earlier)
+
+    assert said(TurnStats(finish="stop")) is None
+    assert said(TurnStats(finish="length", tokens=1)) == (
+        "The answer is cut after 1 token: raise max_tokens for longer ones (--x N)."
+    )
+    thought = TurnStats(finish="length", tokens=5, cut_in_thought=True)
+    sentence = "The thought used up max_tokens (5) and there is no answer: raise it (--x N)"
+    assert said(thought) == f"{sentence}, or ask without thinking (--y)."
+    assert said(thought, no_thought=None) == f"{sentence}."  # they are off, and the model thinks all the same
+    thought.add(TurnStats(finish="length", tokens=7))
+    assert str(said(thought)).startswith("The thought used up max_tokens (7) and")  # each round may have so many
+    thought.has_usage = False
+    assert str(said(thought)).startswith("The thought used up max_tokens and")
+    thought.context_full, thought.more_context = True, "--yarn"
+    assert said(thought) == (
+        "The thought used up the context and there is no answer: --yarn makes room, --y asks without thinking."
+    )
     for more, has_earlier, ways in (
         ("--yarn", True, "/reset begins a new conversation, --yarn makes room."),
         ("a larger --kv-gb", False, "a larger --kv-gb makes room."),
@@ -90,7 +107,7 @@ def test_a_cut_answer_says_why() -> None:
     ):
         full = TurnStats(finish="length", context_full=True, more_context=more)
         sentence = f"The context is full and the answer is cut: {ways}"
-        assert cut_sentence(full, "--x", has_earlier=has_earlier) == sentence
+        assert said(full, has_earlier=has_earlier) == sentence
 
 
 def test_the_reason_stands_before_the_numbers(renderer: Renderer, screen: io.StringIO) -> None:
@@ -99,6 +116,9 @@ def test_the_reason_stands_before_the_numbers(renderer: Renderer, screen: io.Str
     renderer.end(TurnStats(finish="length", tokens=5))
     assert screen.getvalue().splitlines()[1].startswith("The answer is cut after 5 tokens")
     assert "/set max_tokens N" in screen.getvalue()
+    for think, way in ((True, ", or ask without thinking (/think off)."), (False, "(/set max_tokens N).")):
+        renderer.end(TurnStats(finish="length", tokens=5, cut_in_thought=True), think=think)
+        assert way in " ".join(screen.getvalue().split("used up")[-1].split())
 
 
 def test_markdown_is_formatted_and_ends_with_its_answer() -> None:

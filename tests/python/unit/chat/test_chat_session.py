@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qwen3app.chat.backend import Piece, TurnStats
+from qwen3app.chat.backend import Call, Piece, TurnStats
 from qwen3app.chat.errors import ContextFull
 from qwen3app.chat.session import ChatSession
 from qwen3app.errors import GenerationError
@@ -156,6 +156,33 @@ async def test_an_answer_that_stayed_a_thought_is_kept(session: ChatSession, run
     runtime.finish = "length"
     await ask(session, "Hello")
     assert session.messages[-1] == {"role": "assistant", "content": "", "reasoning_content": "thinking"}
+    assert session.stats.cut_in_thought
+
+
+@pytest.mark.parametrize(
+    ("script", "think", "finish", "cut"),
+    [
+        ([("thinking", ""), ("", "\n")], True, "length", True),
+        ([("thinking", "")], False, "length", True),  # a model that knows no switch
+        ([("thinking", "")], True, "stop", False),
+        ([("thinking", ""), ("", "Hi")], True, "length", False),
+        ([("", "")], True, "length", True),  # the thought's opening tag alone
+        ([("", "")], False, "length", False),
+        ([("thinking", "", Call("c", "add", "{}"))], True, "length", False),
+    ],
+)
+async def test_a_cut_in_the_thought_is_told(
+    session: ChatSession, runtime: Any, script: list[Any], think: bool, finish: str, cut: bool
+) -> None:
+    async def run_call(call: Call) -> str:
+        session.stop()
+        return ""
+
+    session.run_call = run_call
+    session.think = think
+    runtime.script, runtime.finish = script, finish
+    await ask(session, "Hello")
+    assert session.stats.cut_in_thought is cut
 
 
 def test_speed_counts_the_tokens_after_the_first() -> None:
