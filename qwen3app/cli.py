@@ -398,7 +398,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        _say(_sentence(error))
+        if not (isinstance(error, AppError) and error.is_told):
+            _say(_sentence(error))
         try:
             sys.stdout.flush()
         except (OSError, ValueError):  # a full disk: it has been said

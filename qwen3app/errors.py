@@ -39,6 +39,8 @@ class Status(IntEnum):
 class AppError(Exception):
     """Something that a person can act on. str(error) is one sentence."""
 
+    is_told = False  # the sentence stands in the server's log, so that the command line need not say it
+
 
 class UsageError(AppError):
     """A wrong flag, path or environment: the command line exits with code 2."""
@@ -54,6 +56,10 @@ class EngineError(AppError):
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class OptionError(EngineError, UsageError):
+    """An option of the engine that it cannot have with this model: a flag's wrong value on any machine."""
 
 
 class GenerationError(AppError):

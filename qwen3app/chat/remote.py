@@ -222,7 +222,9 @@ class RemoteBackend:
             raise ChatError(f"{self.place} names no models; is it an OpenAI-compatible server?")
         if self.name and self.name not in models:
             names = ", ".join(sanitize_line(name) for name in list(models)[:10])
-            raise ChatError(f"{self.place} has no model {self.name}; it has {names}.")
+            raise UsageError(
+                f"{self.place} has no model {self.name}; it has {names}: choose one of these with --model."
+            )
         self.name = self.name or next(iter(models))
         limit = models[self.name].get("max_model_len")
         self.max_context = limit if isinstance(limit, int) and 0 < limit < _MOST_NUMBER else None

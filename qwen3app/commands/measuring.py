@@ -64,9 +64,9 @@ def measured_engine(args: argparse.Namespace, slots: int) -> Iterator[tuple[Engi
     try:
         engine = load_interruptibly(lambda progress: Engine.open(directory, options, progress))
     except EngineError as error:
-        from qwen3app.runtime.loaded_model import in_flags
+        from qwen3app.runtime.loaded_model import opening_error
 
-        raise EngineError(error.status, in_flags(str(error))) from None
+        raise opening_error(error) from None
     with engine:
         yield engine, engine.info()
 

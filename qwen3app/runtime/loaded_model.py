@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from qwen3app.abi import Engine, EngineInfo, EngineOptions
-from qwen3app.errors import EngineError, ModelError, Status
+from qwen3app.errors import EngineError, ModelError, OptionError, Status
 from qwen3app.hub.names import model_name
 from qwen3app.runtime.constraints import GrammarTokens
 from qwen3app.runtime.interruptible import Progress
@@ -108,7 +108,7 @@ class LoadedModel:
                 raise
             if error.status == Status.INVALID_ARGUMENT:
                 _raise_vocab_mismatch(directory, n_token_ids or 0)
-            raise EngineError(error.status, in_flags(str(error))) from None
+            raise opening_error(error) from None
         clock.enter("")
         return cls(
             directory=directory,
@@ -197,6 +197,12 @@ def in_flags(sentence: str) -> str:
     sentence = re.sub(rf"\b({names})\b", lambda match: _FLAGS[match.group()], sentence)
     first, space, rest = sentence.partition(" ")  # the words that are also ordinary ones: only as the subject
     return _FLAGS.get(first, first) + space + rest
+
+
+def opening_error(error: EngineError) -> EngineError:
+    """What a person is told who has chosen the options by flags."""
+    kind = OptionError if error.status == Status.INVALID_ARGUMENT else EngineError
+    return kind(error.status, in_flags(str(error)))
 
 
 # Of the released models without YaRN, for whom it is documented. One of another length was trained for that length, as

@@ -22,6 +22,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from qwen3app.errors import AppError
 from qwen3app.hub.names import model_name
 from qwen3app.server.listener import BACKLOG, bind, raise_file_limit, tls_context
 from qwen3app.settings import LOG_LEVELS, ServeSettings, resolve_model_dir
@@ -258,6 +259,8 @@ class Life:
             self._error = error
             self.state.failure = str(error) or type(error).__name__
             self._log.write("failed", "error", message=self.state.failure)
+            if isinstance(error, AppError):
+                error.is_told = True
             self._server.should_exit = True
 
     async def _begin(self, model: LoadedModel) -> None:

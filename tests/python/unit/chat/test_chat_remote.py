@@ -323,7 +323,7 @@ async def test_only_a_newline_ends_an_event() -> None:
 
 
 async def test_refusals(server: ScriptedServer) -> None:
-    with pytest.raises(ChatError, match="has no model third; it has scripted, second"):
+    with pytest.raises(UsageError, match="has no model third; it has scripted, second"):
         await RemoteBackend(server.url, None, "third").__aenter__()
     async with RemoteBackend(server.url, None, None) as backend:
         session = ChatSession(backend)

@@ -20,7 +20,7 @@ from qwen3app.chat import main as chat_main
 from qwen3app.chat.settings import ChatSettings
 from qwen3app.commands import info as info_command
 from qwen3app.commands import verify as verify_command
-from qwen3app.errors import EngineError, ModelError, Status, UsageError
+from qwen3app.errors import EngineError, ModelError, OptionError, Status, UsageError
 from qwen3app.text.errors import TextError
 
 
@@ -131,6 +131,7 @@ def test_wrong_use_is_one_sentence(argv: list[str], sentence: str, capsys: pytes
         (UsageError("Wrong."), 2, "qwen3-8b: Wrong."),
         (ModelError("Broken\nfile \x1b[2J."), 1, "qwen3-8b: Broken file  [2J."),
         (EngineError(Status.OUT_OF_MEMORY, "Too large."), 1, "qwen3-8b: Too large."),
+        (OptionError(Status.INVALID_ARGUMENT, "Too long."), 2, "qwen3-8b: Too long."),
         (TextError("Not text."), 1, "qwen3-8b: Not text."),
         (FileNotFoundError(2, "No such file or directory", "x.json"), 1, "x.json: No such file or directory."),
         (OSError("disk on fire"), 1, "disk on fire."),
@@ -144,6 +145,14 @@ def test_every_failure_is_one_sentence(
     assert run("verify") == code
     err = capsys.readouterr().err
     assert sentence in err and "Traceback" not in err and err.count("\n") == 1
+
+
+def test_what_the_log_has_told_is_not_said_again(raising: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    error = UsageError("Wrong.")
+    error.is_told = True
+    raising(error)
+    assert run("verify") == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_a_traceback_on_request(
