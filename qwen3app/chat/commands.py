@@ -186,7 +186,8 @@ class Commands:
         """/load FILE: go on with a conversation that /save has written."""
         path = _path(argument, "/load")
         brought = load(self._session, path)
-        self._renderer.notice(f"{_turns(self._session.n_turns)} read from {path}; /history shows them.")
+        n_turns = self._session.n_turns
+        self._renderer.notice(f"{_turns(n_turns)} read from {path}; /history shows {'it' if n_turns == 1 else 'them'}.")
         if brought:
             values = ", ".join(f"{setting.name} = {_short(self._shown(setting))}" for setting in brought)
             self._renderer.notice(f"The file sets {values}.")

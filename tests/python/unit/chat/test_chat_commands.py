@@ -247,7 +247,7 @@ async def test_a_saved_chat(commands: Commands, session: ChatSession, screen: io
     commands.run(f'/load "{tmp_path}/a b.json"')
     commands.run("/history")
     text = screen.getvalue()
-    assert f"1 turn read from {tmp_path}/a b.json; /history shows them.\nThe file sets temp = 0.5.\n" in text
+    assert f"1 turn read from {tmp_path}/a b.json; /history shows it.\nThe file sets temp = 0.5.\n" in text
     assert text.startswith("The conversation is empty.\n1 turn written to ")
     assert text.endswith("temp = 0.5.\n> one\n. two\nHello there\n→ 5\n")
     for line in ("/save", "/load", '/load "a" "b"', "/load 'a", "/tools a\0b"):
@@ -271,8 +271,11 @@ def test_history_shows_calls_and_what_came_of_them(
     path.write_text(json.dumps([*turn, *results, {"role": "assistant", "content": "2."}]))
     commands.run(f"/load {path}")
     commands.run("/history")
-    shown = screen.getvalue().partition("shows them.\n")[2]
+    shown = screen.getvalue().partition("shows it.\n")[2]
     assert shown == '> q\nLet me see.\nadd(a=2)\ncity(name="Köln")\nnow()\n→ r1\n→ r2\n→ r3\n2.\n'
+    path.write_text(json.dumps([*turn, *results, {"role": "assistant", "content": "2."}] * 2))
+    commands.run(f"/load {path}")
+    assert screen.getvalue().endswith(f"2 turns read from {path}; /history shows them.\n")
 
 
 def test_a_server_tells_of_the_context_with_its_answers_alone(
