@@ -133,8 +133,9 @@ class ServeSettings:
         )
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of EngineSettings, for every command that opens a model."""
+def add_engine_arguments(parser: argparse.ArgumentParser, *, has_prefix_cache: bool = True) -> None:
+    """The flags of EngineSettings, for every command that opens a model. has_prefix_cache: there is one, unless the
+    user wants none."""
     group = parser.add_argument_group("model and engine")
     group.add_argument(
         "--model",
@@ -217,12 +218,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FACTOR",
         help="extend the context by YaRN (FACTOR defaults to 4: 131,072 tokens for Qwen3)",
     )
-    group.add_argument(
-        "--no-prefix-cache",
-        dest="prefix_cache",
-        action="store_false",
-        help="compute every prompt anew instead of reusing the KV of common beginnings",
-    )
+    parser.set_defaults(prefix_cache=has_prefix_cache)
+    if has_prefix_cache:
+        group.add_argument(
+            "--no-prefix-cache",
+            dest="prefix_cache",
+            action="store_false",
+            help="compute every prompt anew instead of reusing the KV of common beginnings",
+        )
     group.add_argument(
         "--log-level", choices=LOG_LEVELS, default="info", help="least severe messages shown on stderr (default: info)"
     )

@@ -45,7 +45,7 @@ def add_measuring_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="a lower kernel set to compare with: scalar, avx2, avx512, avx512bf16; on a GPU generic (default: auto)",
     )
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, has_prefix_cache=False)
     # As many slots as are measured at once; prompts as fast as they go, so that all sequences soon decode together.
     parser.set_defaults(slots=0, prefill_spread=0)
 
@@ -59,7 +59,7 @@ def measured_engine(args: argparse.Namespace, slots: int) -> Iterator[tuple[Engi
     if args.slots and args.slots < slots:
         raise UsageError(f"{slots} sequences at once need {slots} slots, but --slots is {args.slots}.")
     settings = EngineSettings.from_args(args)
-    options = replace(settings.options(), kernels=args.kernels, prefix_cache=False, max_slots=args.slots or slots)
+    options = replace(settings.options(), kernels=args.kernels, max_slots=args.slots or slots)
     directory = resolve_model_dir(args.model, lambda: progress_on(sys.stderr))
     try:
         engine = load_interruptibly(lambda progress: Engine.open(directory, options, progress))

@@ -91,6 +91,8 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--max-model-len", "2048"], "did you mean --max-ctx?"),
         (["serve", "--gpu-memory-utilization=0.5"], "did you mean --gpu-memory-fraction?"),
         (["chat", "-p", "hello"], "there is no flag -p; did you mean --once?"),
+        (["bench", "--no-prefix-cache"], "there is no flag --no-prefix-cache; it belongs to `qwen3-8b serve`"),
+        (["profile", "--no-prefix-cache"], "there is no flag --no-prefix-cache; it belongs to `qwen3-8b serve`"),
         (["bench", "-p", "512"], "there is no flag -p; did you mean --prompt?"),
         (["pull", "a/b", "--local-dir", "x"], "did you mean --dir?"),
         (["info", "-m", "x"], "there is no flag -m; did you mean --model?"),
