@@ -21,6 +21,16 @@ _NAME = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAX_NAME = 96  # the Hub's own limit for each name
 _FOLDER_PREFIX = "models--"
+_OFFICIAL_OWNER = "Qwen"
+_OFFICIAL = {  # the dense models of Qwen3, by their names in small letters
+    name.lower(): name
+    for name in (
+        *(f"Qwen3-{size}B" for size in ("0.6", "1.7", "4", "8", "14", "32")),
+        *(f"Qwen3-{size}B-Base" for size in ("0.6", "1.7", "4", "8", "14")),
+        "Qwen3-4B-Instruct-2507",
+        "Qwen3-4B-Thinking-2507",
+    )
+}
 _SITES = ("huggingface.co", "www.huggingface.co", "hf.co")
 
 
@@ -44,6 +54,23 @@ def parse_name(text: str) -> HubName | None:
     if match is None or len(match[1]) > _MAX_NAME or "--" in match[1] or ".." in text:
         return None
     return HubName(match[1], match[2] or "main")
+
+
+def official_name(text: str) -> str | None:
+    """The official model that the last part of a path is called after, in any letter case: OWNER/NAME, or None."""
+    name = _OFFICIAL.get(text.rstrip("/").rpartition("/")[2].lower())
+    return name and f"{_OFFICIAL_OWNER}/{name}"
+
+
+def means_a_folder(repo: str, folder: str) -> bool:
+    """Whether who wrote OWNER/NAME meant a directory rather than a model on the Hub: NAME is an official model's, OWNER
+    is somebody else, and either that is `folder`, where models are kept, or NAME is spelled otherwise. Others publish
+    such models on the Hub, too, but spell them as the official ones."""
+    owner, _, name = repo.partition("/")
+    official = official_name(name)
+    if official is None or owner.lower() == _OFFICIAL_OWNER.lower():
+        return False
+    return owner == folder or official != f"{_OFFICIAL_OWNER}/{name}"
 
 
 def _without_site(text: str) -> str:

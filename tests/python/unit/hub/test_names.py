@@ -16,7 +16,7 @@ from fake_hub import COMMIT, PROGRAM, FakeHub, Run
 from patience import PATIENCE
 from served import RealServer, wait_for
 
-from qwen3app.hub.names import HubName, find_cached, model_name, parse_name
+from qwen3app.hub.names import HubName, find_cached, model_name, official_name, parse_name
 from qwen3app.hub.progress import Bars, Lines
 
 
@@ -145,15 +145,15 @@ def test_bench_takes_a_name(run: Run) -> None:
 
 def test_paths_and_offline_never_lead_to_the_network(run: Run, hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "here" / "models").mkdir()
-    slip = run("chat", "--model", "models/qwen3-8b", "--once", "x")
+    slip = run("chat", "--model", "models/mine", "--once", "x")
     assert slip.returncode == 2 and slip.stderr == (
-        "qwen3-8b: The model directory models/qwen3-8b (--model) does not exist; check the path, or get a model "
-        "with `qwen3-8b pull OWNER/NAME --dir models/qwen3-8b`.\n"
+        "qwen3-8b: The model directory models/mine (--model) does not exist; check the path, or get a model "
+        "with `qwen3-8b pull OWNER/NAME --dir models/mine`.\n"
     )
     for path in ("./Qwen/tiny", "/no/where", "../Qwen/tiny", "nowhere", "a/b/c"):
         done = run("chat", "--model", path, "--once", "x")
         assert done.returncode == 2 and done.stderr.endswith("does not exist; check the path.\n"), done.stderr
-    done = run("chat", "--model", "Qwen3-8B", "--once", "x")
+    done = run("chat", "--model", "qwen3-8B", "--once", "x")
     assert done.stderr.endswith("check the path, or name a model of the Hub with its owner: Qwen/Qwen3-8B.\n"), (
         done.stderr
     )
@@ -171,13 +171,65 @@ def test_paths_and_offline_never_lead_to_the_network(run: Run, hub: FakeHub, tmp
     assert not hub.seen
 
 
+def test_what_is_an_official_model() -> None:
+    for text, official in (
+        ("models/qwen3-0.6b", "Qwen/Qwen3-0.6B"),
+        ("./a/b/QWEN3-32B/", "Qwen/Qwen3-32B"),
+        ("qwen3-1.7b-base", "Qwen/Qwen3-1.7B-Base"),
+        ("/x/qwen3-4b-instruct-2507", "Qwen/Qwen3-4B-Instruct-2507"),
+        ("Qwen3-4B-Thinking-2507", "Qwen/Qwen3-4B-Thinking-2507"),
+        ("models/qwen3-32b-base", None),  # there is none
+        ("models/qwen3-30b-a3b", None),  # no dense one
+        ("qwen3-8b/mine", None),
+        ("qwen3-demo", None),
+        ("", None),
+    ):
+        assert official_name(text) == official, text
+
+
+@pytest.mark.parametrize("command", ["info", "chat"])
+def test_an_official_model_that_is_no_directory_here_is_pulled_by_its_name(
+    run: Run, hub: FakeHub, tmp_path: Path, command: str
+) -> None:
+    flags = ("--once", "x") if command == "chat" else ()
+
+    def said(model: str) -> str:
+        done = run(command, "--model", model, *flags)
+        assert done.returncode == 2 and not hub.seen, done.stderr
+        return done.stderr
+
+    for model, pull in (
+        ("models/qwen3-0.6b", "Qwen/Qwen3-0.6B --dir models/qwen3-0.6b"),
+        ("models/Qwen3-0.6B", "Qwen/Qwen3-0.6B --dir models/Qwen3-0.6B"),
+        ("weights/qwen3-4b-base", "Qwen/Qwen3-4B-Base --dir weights/qwen3-4b-base"),  # not as on the Hub
+        ("./my models/qwen3-8b", "Qwen/Qwen3-8B --dir 'my models/qwen3-8b'"),
+        (f"{tmp_path}/Qwen3-14B", f"Qwen/Qwen3-14B --dir {tmp_path}/Qwen3-14B"),
+    ):
+        assert said(model).endswith(f"does not exist; check the path, or get it with `qwen3-8b pull {pull}`.\n"), model
+    (tmp_path / "here" / "models").mkdir()
+    assert said("models/qwen3-0.6b").endswith("`qwen3-8b pull Qwen/Qwen3-0.6B --dir models/qwen3-0.6b`.\n")
+
+
+def test_other_owners_may_have_models_of_the_same_name(run: Run, hub: FakeHub) -> None:
+    for model, name in (
+        ("other/Qwen3-8B", "other/Qwen3-8B"),
+        ("Qwen/qwen3-8b", "Qwen/qwen3-8b"),
+        ("other/qwen3-8b@main", "other/qwen3-8b"),
+        ("https://huggingface.co/other/Qwen3-8B", "other/Qwen3-8B"),
+        ("huggingface.co/Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+    ):
+        assert run("info", "--model", model).stderr.endswith(f"get it with `qwen3-8b pull {name}`.\n"), model
+        assert run("chat", "--model", model, "--once", "x").returncode == 1 and hub.seen
+        hub.seen.clear()
+
+
 def test_a_path_that_looks_like_a_name_says_both(run: Run, hub: FakeHub) -> None:
-    flags = ("chat", "--model", "models/qwen3-0.6b", "--once", "x")
+    flags = ("chat", "--model", "models/qwen3-mine", "--once", "x")
     unknown = run(*flags)
-    begin = "There is no directory models/qwen3-0.6b. Taken as a name on the Hub: "
+    begin = "There is no directory models/qwen3-mine. Taken as a name on the Hub: "
     said = unknown.stderr.splitlines()[-1]
     assert unknown.returncode == 1 and said.startswith(f"qwen3-8b: {begin}{hub.url} "), unknown.stderr
-    assert "models/qwen3-0.6b" in said.removeprefix(f"qwen3-8b: {begin}")
+    assert "models/qwen3-mine" in said.removeprefix(f"qwen3-8b: {begin}")
     hub.close()
     unreached = run(*flags)
     said = unreached.stderr.splitlines()[-1]
