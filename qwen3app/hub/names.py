@@ -63,14 +63,10 @@ def official_name(text: str) -> str | None:
 
 
 def means_a_folder(repo: str, folder: str) -> bool:
-    """Whether who wrote OWNER/NAME meant a directory rather than a model on the Hub: NAME is an official model's, OWNER
-    is somebody else, and either that is `folder`, where models are kept, or NAME is spelled otherwise. Others publish
-    such models on the Hub, too, but spell them as the official ones."""
+    """Whether who wrote OWNER/NAME meant a directory rather than a model on the Hub: OWNER is `folder`, where models
+    are kept, and NAME an official model's. Others publish models of these names on the Hub, too."""
     owner, _, name = repo.partition("/")
-    official = official_name(name)
-    if official is None or owner.lower() == _OFFICIAL_OWNER.lower():
-        return False
-    return owner == folder or official != f"{_OFFICIAL_OWNER}/{name}"
+    return owner == folder and official_name(name) is not None
 
 
 def _without_site(text: str) -> str:

@@ -260,7 +260,7 @@ class Life:
             self.state.failure = str(error) or type(error).__name__
             self._log.write("failed", "error", message=self.state.failure)
             if isinstance(error, AppError):
-                error.is_told = True
+                error.is_told = not sys.stderr.isatty()  # a person reads no JSON
             self._server.should_exit = True
 
     async def _begin(self, model: LoadedModel) -> None:

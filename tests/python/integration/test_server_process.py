@@ -280,6 +280,23 @@ def test_wrong_starts_are_one_sentence(tiny_model_dir: Path, tmp_path: Path) -> 
             assert "Traceback" not in result.stderr and result.stdout == ""
 
 
+def test_a_person_reads_why_a_start_failed_in_plain_words(tiny_model_dir: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "qwen3app.cli", "serve", "--model", str(tiny_model_dir), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--max-ctx", "1000000"], stdout=subprocess.DEVNULL, stderr=theirs, cwd=ROOT
+    ) as server:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # EIO: the terminal's other end is closed
+            while piece := os.read(ours, 65536):
+                said += piece
+        assert server.wait(PATIENCE) == 2
+    os.close(ours)
+    plain = [line for line in said.decode().splitlines() if line and line[0] != "{"]
+    assert len(plain) == 1 and "--max-ctx is 1000000" in plain[0], said
+
+
 def test_ipv6_and_api_key(start_server: StartServer, tiny_model_dir: Path) -> None:
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")

@@ -201,7 +201,7 @@ def test_an_official_model_that_is_no_directory_here_is_pulled_by_its_name(
     for model, pull in (
         ("models/qwen3-0.6b", "Qwen/Qwen3-0.6B --dir models/qwen3-0.6b"),
         ("models/Qwen3-0.6B", "Qwen/Qwen3-0.6B --dir models/Qwen3-0.6B"),
-        ("weights/qwen3-4b-base", "Qwen/Qwen3-4B-Base --dir weights/qwen3-4b-base"),  # not as on the Hub
+        ("models/qwen3-4b-base", "Qwen/Qwen3-4B-Base --dir models/qwen3-4b-base"),
         ("./my models/qwen3-8b", "Qwen/Qwen3-8B --dir 'my models/qwen3-8b'"),
         (f"{tmp_path}/Qwen3-14B", f"Qwen/Qwen3-14B --dir {tmp_path}/Qwen3-14B"),
     ):
@@ -213,6 +213,7 @@ def test_an_official_model_that_is_no_directory_here_is_pulled_by_its_name(
 def test_other_owners_may_have_models_of_the_same_name(run: Run, hub: FakeHub) -> None:
     for model, name in (
         ("other/Qwen3-8B", "other/Qwen3-8B"),
+        ("other/qwen3-8b", "other/qwen3-8b"),
         ("Qwen/qwen3-8b", "Qwen/qwen3-8b"),
         ("other/qwen3-8b@main", "other/qwen3-8b"),
         ("https://huggingface.co/other/Qwen3-8B", "other/Qwen3-8B"),
