@@ -81,6 +81,13 @@ _JSON_TYPES = {
     "object": "an object",
 }
 
+# Fields that a body must have, and what is said to send.
+_MISSING = {
+    "messages": "a list of messages",
+    "prompt": "text or token ids",
+    "tokens": "a list of token ids",
+}
+
 # Engine statuses that a client can meet after admission has been checked: HTTP status, code, Retry-After in seconds.
 _ENGINE = {
     Status.QUEUE_FULL: (429, "queue_full", 1),
@@ -106,12 +113,18 @@ def describe(error: BaseException) -> ErrorReply | None:
         return _reply(500, str(error), None, "generation_failed")
     if isinstance(error, AppError):
         return _reply(500, str(error), None, None)
-    if isinstance(error, msgspec.MsgspecError):
+    if isinstance(error, msgspec.DecodeError):
         return _decode_error(error)
     status_code = getattr(error, "status_code", None)  # Litestar's own: routing and the body limit
     if isinstance(status_code, int) and 400 <= status_code < 500:
         return _routing_error(status_code, error)
     return None
+
+
+def no_json(error: msgspec.DecodeError) -> str:
+    """The sentence about a body that is no JSON, without its full stop."""
+    reason = str(error).removeprefix("JSON is malformed: ")
+    return f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}"
 
 
 def error_reply(status: int, message: str) -> ErrorReply:
@@ -132,13 +145,19 @@ def _reply(
     return ErrorReply(status, message, msgspec.json.encode({"error": error}), headers or {})
 
 
-def _decode_error(error: msgspec.MsgspecError) -> ErrorReply:
+def _decode_error(error: msgspec.DecodeError) -> ErrorReply:
     """msgspec ends its sentences with "- at `$.path`" and speaks of Python's types."""
     text = str(error)
     found = re.search(r"^(.*) - at `\$\.?(.*)`$", text, re.S)
     if isinstance(error, msgspec.ValidationError):
         path = found.group(2) if found else ""
         what = found.group(1) if found else text
+        missing = re.fullmatch(r"Object missing required field `(.*)`", what)
+        if missing is not None:
+            name = missing.group(1)
+            param = f"{path}.{name}" if path else name
+            sentence = f"{param} is missing; send {_MISSING.get(name, 'it')}."
+            return _reply(400, sentence, param, "missing_required_parameter")
         where = path or "The body"
         if path.endswith("[...]"):  # of an object's value msgspec tells no key
             path = path.removesuffix("[...]")
@@ -149,7 +168,7 @@ def _decode_error(error: msgspec.MsgspecError) -> ErrorReply:
         wanted = " or ".join(_JSON_TYPES.get(name, name) for name in types.group(1).split(" | "))
         got = _JSON_TYPES.get(types.group(2), types.group(2))
         return _reply(400, f"{where} must be {wanted}, not {got}.", path or None, "invalid_type")
-    return _reply(400, f"The body is not valid JSON: {text}.", None, "invalid_json")
+    return _reply(400, f"{no_json(error)}.", None, "invalid_json")
 
 
 _NO_ROUTE = (

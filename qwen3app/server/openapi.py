@@ -129,7 +129,6 @@ _BODY_FIELDS: dict[str, dict[str, dict[str, Any]]] = {
     "TokenizeBody": {"messages": {"anyOf": [_MESSAGES, {"type": "null"}]}},
     "DetokenizeBody": {"tokens": {"items": {"type": "integer", "minimum": 0}}},
 }
-_REQUIRED = {"ChatBody": ["messages"], "CompletionBody": ["prompt"], "DetokenizeBody": ["tokens"]}
 _ONE_OF = {
     "TokenizeBody": [
         {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
@@ -175,7 +174,6 @@ def make_document(routes: Sequence[ControllerRouterHandler]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
     for kind, fields in _BODY_FIELDS.items():
         _complete(schemas[kind]["properties"], fields)
-        schemas[kind]["required"] = _REQUIRED.get(kind, [])
     for kind, either in _ONE_OF.items():
         schemas[kind]["oneOf"] = either
     for kind in ("ChatBody", "CompletionBody", "TokenizeBody"):
@@ -201,8 +199,6 @@ def _complete(properties: dict[str, Any], fields: dict[str, dict[str, Any]]) -> 
         if "anyOf" in extra or "enum" in extra or "type" in extra:  # says it all
             known.pop("anyOf", None)
         known.update(extra)
-        if name in ("messages", "prompt") and "anyOf" not in extra:
-            known.pop("default", None)
 
 
 def _describe(path: str, operation: dict[str, Any]) -> None:

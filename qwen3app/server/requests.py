@@ -16,7 +16,7 @@ import msgspec
 from qwen3app.errors import RequestError
 from qwen3app.runtime import GenerationParams
 from qwen3app.server.json_size import MEASURED_BYTES, check_size, json_size
-from qwen3app.server.openai_errors import ApiError
+from qwen3app.server.openai_errors import ApiError, no_json
 from qwen3app.text.errors import TextError, check_unicode
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ class SamplingBody(msgspec.Struct):
     structural_tag: Any = None
 
 
-class ChatBody(SamplingBody):
+class ChatBody(SamplingBody, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Any = None
+    messages: Any
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -116,10 +116,10 @@ class ChatBody(SamplingBody):
     documents: Any = None
 
 
-class CompletionBody(SamplingBody):
+class CompletionBody(SamplingBody, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Any = None
+    prompt: Any
     suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -178,7 +178,7 @@ def decode_body(data: bytes, kind: type[BodyType]) -> BodyType:
     except msgspec.DecodeError as error:
         if (b"\\ud" in data or b"\\uD" in data) and not _is_searched(data):
             raise RequestError(
-                f"The body is not valid JSON: {error}; escapes like \\ud800 must come in pairs.", code="invalid_json"
+                f"{no_json(error)}; escapes like \\ud800 must come in pairs.", code="invalid_json"
             ) from None
         _find_surrogate(data)
         if not data:

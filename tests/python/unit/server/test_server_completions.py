@@ -220,7 +220,7 @@ async def test_tokenize_and_detokenize(text_parts: TextParts) -> None:
             ("/tokenize", {"prompt": "a", "messages": messages}, "prompt"),
             ("/detokenize", {"tokens": [5, 1536]}, "tokens[1]"),
             ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
-            ("/detokenize", {}, None),
+            ("/detokenize", {}, "tokens"),
         ):
             response = await server.post(path, body)
             assert (response.status_code, response.json()["error"]["param"]) == (400, param), body

@@ -65,12 +65,49 @@ async def test_names_with_slashes(text_parts: TextParts) -> None:
         assert (await server.client.get("/v1/models/Qwen/Qwen3-8B")).json()["id"] == "Qwen/Qwen3-8B"
 
 
+@pytest.mark.parametrize(
+    ("path", "name"), [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt"), ("/detokenize", "tokens")]
+)
+async def test_b69_a_missing_field_is_called_missing(text_parts: TextParts, path: str, name: str) -> None:
+    async with serving(make_model(text_parts, FakeEngine())) as server:
+        error = error_of(await server.post(path, {}))
+        assert error["message"].startswith(f"{name} is missing; send ") and error["message"].endswith(".")
+        assert (error["param"], error["code"]) == (name, "missing_required_parameter")
+        null = error_of(await server.post(path, {name: None}))
+    assert null["param"] == name and "is missing" not in null["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"nonsense", "invalid character (byte 4)."),
+        (b"{", "input data was truncated."),
+        (b'{"model": "\xff"}', "invalid UTF-8 encoded string."),
+        (
+            b'{"x": "\\ud800' + b" " * 300_000 + b'"}',
+            "unexpected end of hex escape (byte 13); escapes like \\ud800 must come in pairs.",
+        ),
+    ],
+)
+async def test_b69_what_is_no_json_is_said_once(text_parts: TextParts, content: bytes, reason: str) -> None:
+    async with serving(make_model(text_parts, FakeEngine())) as server:
+        error = error_of(await server.client.post("/detokenize", content=content))
+    assert error["message"] == f"The body is not valid JSON: {reason}" and error["code"] == "invalid_json"
+
+
 async def test_b69_bodies_that_are_no_requests(text_parts: TextParts) -> None:
     async with serving(
         make_model(text_parts, FakeEngine(says(text_parts, "a"))), guards=GuardSettings(max_body_mb=0.1)
     ) as server:
         path = "/v1/chat/completions"
-        for content in (b"", b"{", b"nonsense", b'{"messages": "\xff\xfe"}', b'{"a":1}x', b'{"messages":[{"role":"us'):
+        for content in (
+            b"",
+            b"{",
+            b"nonsense",
+            b'{"messages": "\xff\xfe"}',
+            b'{"messages":1}x',
+            b'{"messages":[{"role":"us',
+        ):
             response = await server.client.post(path, content=content, headers={"content-type": "application/json"})
             assert (response.status_code, error_of(response)["code"]) == (400, "invalid_json"), content
         for content in (b"[]", b"null", b"5"):

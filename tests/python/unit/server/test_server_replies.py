@@ -138,7 +138,11 @@ def test_completion_stream_equals_plain(
         return_tokens=True,
     )
     body = CompletionBody(
-        logprobs=n_top, echo=echo, return_token_ids=True, stream_options=StreamOptions(include_usage=True)
+        prompt=PROMPT,
+        logprobs=n_top,
+        echo=echo,
+        return_token_ids=True,
+        stream_options=StreamOptions(include_usage=True),
     )
     prompts = [Prompt(text_parts.tokenizer.encode_raw(PROMPT), PROMPT)]
 

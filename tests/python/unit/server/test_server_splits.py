@@ -79,7 +79,7 @@ class Case:
     def __init__(self, tokenizer: Tokenizer, fields: dict[str, Any], says: Sequence[Sequence[int]], thinking: bool):
         self.tokenizer = tokenizer
         common = {"tools": TOOLS, "logprobs": True, "return_token_ids": True, "n": len(says)}
-        self.body = ChatBody(**common, **fields, stream_options=StreamOptions(include_usage=True))
+        self.body = ChatBody(messages=[], **common, **fields, stream_options=StreamOptions(include_usage=True))
         self.params: GenerationParams = with_tools(chat_params(self.body), tool_request(self.body), tokenizer)
         self.thinking = thinking
         params = self.params

@@ -55,7 +55,7 @@ SCHEMA = {"type": "object"}
     ],
 )
 def test_what_the_fields_mean(fields: dict[str, Any], spec: ConstraintSpec | None) -> None:
-    assert constraint_of(ChatBody(**fields)) == spec
+    assert constraint_of(ChatBody(messages=[], **fields)) == spec
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_what_the_fields_mean(fields: dict[str, Any], spec: ConstraintSpec | Non
 )
 def test_a_constraint_is_never_dropped_silently(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        constraint_of(ChatBody(**fields))
+        constraint_of(ChatBody(messages=[], **fields))
     assert caught.value.param == param
     assert str(caught.value).endswith(".")

@@ -328,7 +328,7 @@ BOTH = [ADD, STRICT_LS]
     ],
 )
 def test_what_an_answer_is_held_to(fields: dict[str, Any], form: Any, functions: Any, options: dict[str, Any]) -> None:
-    spec = answer_constraint(tool_request(ChatBody(**fields)), form)
+    spec = answer_constraint(tool_request(ChatBody(messages=[], **fields)), form)
     if not isinstance(functions, list):
         assert spec == functions
         return
