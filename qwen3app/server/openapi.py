@@ -59,18 +59,12 @@ _TEXT_PART = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
-_CONTENT = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"anyOf": [{"type": "string"}, _TEXT_PART]}},
-        {"type": "null"},
-    ]
-}
+_CONTENT = [{"type": "string"}, {"type": "array", "items": {"anyOf": [{"type": "string"}, _TEXT_PART]}}]
 _MESSAGE = {
     "type": "object",
     "properties": {
         "role": {"enum": sorted(ROLES)},
-        "content": _CONTENT,
+        "content": {"anyOf": [*_CONTENT, {"type": "null"}]},
         "name": {"type": ["string", "null"]},
         "tool_call_id": {"type": ["string", "null"]},
         "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
@@ -78,6 +72,10 @@ _MESSAGE = {
         "reasoning": {"type": ["string", "null"]},
     },
     "required": ["role"],
+    "anyOf": [
+        {"properties": {"role": {"const": "assistant"}}},
+        {"properties": {"content": {"anyOf": _CONTENT}}, "required": ["content"]},
+    ],
 }
 _MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}

@@ -2,7 +2,8 @@
 
 Owns: which roles and contents are accepted and what equals what. Refuses to know: templates, tokens, HTTP.
 The rules:
-- content null, missing, "" and [] are the same: "". A list of text parts is joined with newlines (as vLLM and
+- content "" and [] are the same: "". In an assistant's message so are null and missing: a call has no content, nor has
+  an answer that was cut within its thought. A list of text parts is joined with newlines (as vLLM and
   llama.cpp do); parts of any other type are refused. developer is system; a role outside the five is refused.
 - An assistant's thoughts may come as `reasoning_content` or `reasoning`; the former wins when both are given.
 - tool_calls: with or without the `function` wrapper; arguments as an object, or as a string that is kept to the letter
@@ -22,6 +23,7 @@ import msgspec
 from qwen3app.text.errors import TextError, check_unicode
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_CONTENT = "a string or a list of text parts"
 # JSON nested deeper than this is refused; the deepest real tool schemas have about 30 levels.
 _MAX_DEPTH = 200
 
@@ -86,12 +88,14 @@ def _normalise_message(message: Any, param: str) -> dict[str, Any]:
     result = dict(message)
     role = result.get("role")
     if not isinstance(role, str):
-        raise TextError(f"{param}.role must be a string, not {_kind(role)}.", f"{param}.role")
+        raise _wrong(result, "role", param, "one of system, developer, user, assistant and tool")
     if role not in ROLES:
         raise TextError(
             f"{param}.role is {role[:50]!r}; use one of system, developer, user, assistant and tool.", f"{param}.role"
         )
     result["role"] = "system" if role == "developer" else role
+    if result.get("content") is None and role != "assistant":
+        raise _wrong(result, "content", param, _CONTENT)
     result["content"] = _text_of(result.get("content"), f"{param}.content")
     for name in ("name", "tool_call_id"):
         value = result.get(name)
@@ -118,7 +122,7 @@ def _text_of(content: Any, param: str) -> str:
     if content is None:
         return ""
     if not isinstance(content, list | tuple):
-        raise TextError(f"{param} must be a string or a list of text parts, not {_kind(content)}.", param)
+        raise TextError(f"{param} must be {_CONTENT}, not {_kind(content)}.", param)
     texts = []
     for index, part in enumerate(content):
         place = f"{param}[{index}]"
@@ -127,15 +131,17 @@ def _text_of(content: Any, param: str) -> str:
             continue
         if not isinstance(part, Mapping):
             raise TextError(f"{place} must be an object with type and text, not {_kind(part)}.", place)
-        if part.get("type") != "text":
+        if "type" not in part:
+            raise TextError(f'{place} has no type; send {{"type": "text", "text": ...}}.', place)
+        if part["type"] != "text":
             raise TextError(
-                f"{place} is of type {str(part.get('type'))[:50]!r}; this model reads text only, "
+                f"{place} is of type {str(part['type'])[:50]!r}; this model reads text only, "
                 'send {"type": "text", "text": ...}.',
                 place,
             )
         text = part.get("text")
         if not isinstance(text, str):
-            raise TextError(f"{place}.text must be a string, not {_kind(text)}.", f"{place}.text")
+            raise _wrong(part, "text", place, "a string")
         texts.append(text)
     return "\n".join(texts)
 
@@ -164,7 +170,7 @@ def _normalise_call(call: Any, param: str) -> dict[str, Any]:
         inner = result["function"] = dict(result["function"])
     name = inner.get("name")
     if not isinstance(name, str) or not name:
-        raise TextError(f"{param}.name must be the called tool's name, not {_kind(name)}.", f"{param}.name")
+        raise _wrong(inner, "name", param, "the called tool's name")
     arguments = inner.get("arguments")
     if arguments is None or arguments == "":
         inner["arguments"] = {}
@@ -187,6 +193,14 @@ def normalise_tools(tools: Any, param: str = "tools") -> list[Any] | None:
             raise TextError(f"{param}[{index}] must be an object, not {_kind(tool)}.", f"{param}[{index}]")
     check_json(tools, param)
     return list(tools)
+
+
+def _wrong(holder: Mapping[str, Any], name: str, param: str, wanted: str) -> TextError:
+    """The error of a field that is not `wanted`, or not there at all. param: the holder's place."""
+    place = f"{param}.{name}"
+    if name not in holder:
+        return TextError(f"{place} is missing; send {wanted}.", place)
+    return TextError(f"{place} must be {wanted}, not {_kind(holder[name])}.", place)
 
 
 def _kind(value: Any) -> str:

@@ -24,7 +24,7 @@ def refused(messages: Any) -> tuple[str, str | None]:
 
 def test_input_is_not_changed() -> None:
     call = {"function": {"name": "f", "arguments": ""}}
-    messages = [{"role": "developer", "content": None}, {"role": "assistant", "reasoning": "r", "tool_calls": [call]}]
+    messages = [{"role": "developer", "content": []}, {"role": "assistant", "reasoning": "r", "tool_calls": [call]}]
     assert normalise_messages(messages) == [
         {"role": "system", "content": ""},
         {
@@ -34,13 +34,44 @@ def test_input_is_not_changed() -> None:
             "tool_calls": [{"function": {"name": "f", "arguments": {}}}],
         },
     ]
-    assert messages[0] == {"role": "developer", "content": None}
+    assert messages[0] == {"role": "developer", "content": []}
     assert call == {"function": {"name": "f", "arguments": ""}}
 
 
 @pytest.mark.parametrize("message", [{"content": None}, {}, {"content": ""}, {"content": []}])
 def test_b16_no_content_is_empty_content(message: dict[str, Any]) -> None:
-    assert normalise_messages([{"role": "user", **message}]) == [{"role": "user", "content": ""}]
+    assert normalise_messages([{"role": "assistant", **message}]) == [{"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
+def test_only_an_assistant_may_say_nothing(role: str) -> None:
+    user = {"role": "user", "content": ""}
+    missing, param = refused([user, {"role": role}])
+    assert (missing, param) == (
+        "messages[1].content is missing; send a string or a list of text parts.",
+        "messages[1].content",
+    )
+    null, param = refused([user, {"role": role, "content": None}])
+    assert (null, param) == (
+        "messages[1].content must be a string or a list of text parts, not null.",
+        "messages[1].content",
+    )
+    for content in ("", []):
+        assert normalise_messages([{"role": role, "content": content}])[0]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ({"content": "x"}, "messages[0].role is missing"),
+        ({"role": "user", "content": [{"text": "x"}]}, "messages[0].content[0] has no type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text is missing"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[0].tool_calls[0].function.name is missing"),
+    ],
+)
+def test_what_is_missing_is_not_called_null(message: dict[str, Any], place: str) -> None:
+    sentence, _ = refused([message])
+    assert sentence.startswith(f"{place}; send "), sentence
 
 
 def test_b23_text_parts_are_joined_with_newlines() -> None:
@@ -84,7 +115,7 @@ def test_b23_text_parts_are_joined_with_newlines() -> None:
         ([{"role": "assistant", "tool_calls": [{"function": "x"}]}], "messages[0].tool_calls[0].function"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].name"),
         ([{"role": "assistant", "tool_calls": [{"name": ""}]}], "messages[0].tool_calls[0].name"),
-        ([{"role": "user", "tool_calls": [{"name": "f"}]}], "messages[0].tool_calls"),
+        ([{"role": "user", "content": "x", "tool_calls": [{"name": "f"}]}], "messages[0].tool_calls"),
     ],
 )
 def test_b69_malformed_messages_are_named(messages: Any, param: str) -> None:
@@ -115,7 +146,7 @@ def test_b14_argument_strings_are_kept_to_the_letter(arguments: str) -> None:
 @pytest.mark.parametrize("arguments", [5, [1], True, 0.5])
 def test_b14_other_arguments_are_refused(arguments: Any) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
-    _, param = refused([{"role": "user"}, {"role": "assistant", "tool_calls": [{"name": "g"}, call]}])
+    _, param = refused([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"name": "g"}, call]}])
     assert param == "messages[1].tool_calls[1].function.arguments"
 
 
@@ -173,7 +204,7 @@ def test_b34_both_names_of_the_thought_are_read() -> None:
     assert thought({"reasoning": "r", "reasoning_content": ""}) == ""
     assert thought({"reasoning": "r", "reasoning_content": None}) == "r"
     assert thought({"reasoning": None}) is None
-    assert "reasoning" not in normalise_messages([{"role": "user", "reasoning": "r"}])[0]
+    assert "reasoning" not in normalise_messages([{"role": "user", "content": "x", "reasoning": "r"}])[0]
 
 
 def test_deep_nesting_is_refused() -> None:

@@ -712,7 +712,7 @@ def test_tojson_options() -> None:
         "{{ messages[0].x | tojson(indent=2) }}|{{ messages[0].x | tojson(sort_keys=true, ensure_ascii=true) }}"
     )
     value = {"b": "é<", "a": [1]}
-    text = template.render([{"role": "user", "x": value}]).text
+    text = template.render([{"role": "user", "content": "", "x": value}]).text
     assert text == json.dumps(value, indent=2, ensure_ascii=False) + "|" + json.dumps(value, sort_keys=True)
 
 
