@@ -4,6 +4,8 @@ Owns: their validation, and tool calls as OpenAI's objects. Refuses to know: how
 The rules:
 - A tool is {"type": "function", "function": {"name", ...}}; a bare {"name", ...} is taken too. The template gets the
   definitions as they are, key order and unknown fields included.
+- Names are OpenAI's, and longer, and with the dots, colons and slashes that tell whose a tool is. Two tools with one
+  name are refused: a call would not say which it means.
 - "auto" (the default with tools): the model decides. "none": the prompt has no tools, the token that opens a call is
   biased away, and nothing is a call. "required" and a named function are enforced while sampling, as are strict: true
   and "allowed_tools", which leaves all tools in the prompt and lets some of them be called.
@@ -11,6 +13,7 @@ The rules:
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_TOOLS = 4096  # 6 ms of the event loop
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 NEVER = -100.0  # the strongest logit_bias
 
 
@@ -38,12 +42,17 @@ class ToolFunction:
     name: str
     parameters: Mapping[str, Any] | None
     strict: bool
-    param: str  # where the parameters stand in the request
+    place: str  # where the function stands in the request
 
     @property
     def schema(self) -> Mapping[str, Any]:
         """What arguments are held to."""
         return _NO_PARAMETERS if self.parameters is None else self.parameters
+
+    @property
+    def param(self) -> str:
+        """Where the parameters stand in the request."""
+        return f"{self.place}.parameters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ def tool_request(body: ChatBody) -> ToolRequest:
     if body.tools is not None and len(body.tools) > MAX_TOOLS:
         raise RequestError(f"tools takes at most {MAX_TOOLS} tools, got {len(body.tools)}.", "tools")
     functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
+    _check_names(functions)
     choice: Any = "auto" if body.tool_choice is None else body.tool_choice
     if not functions:
         if choice not in ("auto", "none"):
@@ -127,7 +137,22 @@ def _function(tool: Any, param: str) -> ToolFunction:
         raise RequestError(f"{param}.parameters must be a JSON schema, an object.", f"{param}.parameters")
     if strict is not None and not isinstance(strict, bool):
         raise RequestError(f"{param}.strict must be true or false.", f"{param}.strict")
-    return ToolFunction(name, parameters, bool(strict), f"{param}.parameters")
+    return ToolFunction(name, parameters, bool(strict), param)
+
+
+def _check_names(functions: Sequence[ToolFunction]) -> None:
+    names = set()
+    for function in functions:
+        name, place = function.name, f"{function.place}.name"
+        if not _NAME.fullmatch(name):
+            raise RequestError(
+                f"{place} is {name[:100]!r}; a tool's name is 1 to 128 of the letters A to Z and a to z, digits and "
+                "_ - . : /.",
+                place,
+            )
+        if name in names:
+            raise RequestError(f"{place} is {name!r}, as another tool's is; give each tool a name of its own.", place)
+        names.add(name)
 
 
 def answer_constraint(tools: ToolRequest, form: ConstraintSpec | None) -> ConstraintSpec | None:

@@ -15,6 +15,7 @@ from fake_engine import FakeEngine, Reply, make_info
 from serving import TestServer, TextParts, events_of, load_text, make_model, serving
 
 from qwen3app.abi import EngineRequest
+from qwen3app.errors import RequestError
 from qwen3app.server.requests import ChatBody
 from qwen3app.server.tools import answer_constraint, tool_request
 from qwen3app.text.grammars import ConstraintSpec
@@ -252,6 +253,12 @@ async def test_b13_b14_b16_b23_history(text_parts: TextParts) -> None:
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [ADD, {"type": "function", "function": {"name": "größe"}}]}, "tools[1].function.name"),
+        ({"tools": [{"name": "f\n"}]}, "tools[0].name"),
+        ({"tools": [{"name": "f" * 129}]}, "tools[0].name"),
+        ({"tools": [ADD, LS, {"name": "add"}]}, "tools[2].name"),
+        ({"tools": [ADD, ADD], "tool_choice": "none"}, "tools[1].function.name"),
         ({"tools": [{"name": "f", "parameters": []}]}, "tools[0].parameters"),
         ({"tools": [{"name": "f", "strict": "yes"}]}, "tools[0].strict"),
         ({"tools": [{"name": "f", "description": "\ud800"}]}, "tools[0].description"),
@@ -285,6 +292,25 @@ async def test_refusals_name_the_place(text_parts: TextParts, body: dict[str, An
             )
             assert answer.status_code == 400, answer.text
             assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("name", ["f", "mcp__files-read_2", "files.read", "server:tool", "server/tool", "f" * 128])
+def test_names_that_clients_give_to_tools(name: str) -> None:
+    request = tool_request(ChatBody(messages=[], tools=[{"name": name}]))
+    assert [function.name for function in request.functions] == [name]
+
+
+def test_a_name_is_refused_with_its_rule() -> None:
+    for tools, sentence in (
+        (
+            [{"name": "a b"}],
+            "tools[0].name is 'a b'; a tool's name is 1 to 128 of the letters A to Z and a to z, digits and _ - . : /.",
+        ),
+        ([ADD, ADD], "tools[1].function.name is 'add', as another tool's is; give each tool a name of its own."),
+    ):
+        with pytest.raises(RequestError) as caught:
+            tool_request(ChatBody(messages=[], tools=tools))
+        assert str(caught.value) == sentence
 
 
 STRICT_LS = {"type": "function", "function": {"name": "ls", "parameters": {"properties": {}}, "strict": True}}
