@@ -36,5 +36,6 @@ class number:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
         if not math.isfinite(value) or not self._low <= value <= self._high:
-            raise argparse.ArgumentTypeError(f"must be from {self._low:g} to {self._high:g}, got {text}")
+            # :g would write 1048576 as 1.04858e+06
+            raise argparse.ArgumentTypeError(f"must be from {self._low:.15g} to {self._high:.15g}, got {text}")
         return value

@@ -12,6 +12,11 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1.2e-38, 3.4e38
 REPETITION_PENALTY_RULE = f"a number from {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}"
 
 
+def written(limit: float) -> str:
+    """A limit as a person writes it: 2, 0.001, 1000000; {:g} would make 1e+06 of the last."""
+    return f"{limit:.15g}"
+
+
 def is_repetition_penalty(value: float) -> bool:
     """Whether it is in REPETITION_PENALTY_RULE; NaN is not."""
     return MIN_REPETITION_PENALTY <= value <= MAX_REPETITION_PENALTY

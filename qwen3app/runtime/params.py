@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qwen3app.abi.types import MAX_SAMPLES as MAX_SAMPLES
 from qwen3app.abi.types import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
 from qwen3app.errors import RequestError
-from qwen3app.sampling_limits import MAX_TEMPERATURE, REPETITION_PENALTY_RULE, is_repetition_penalty
+from qwen3app.sampling_limits import MAX_TEMPERATURE, REPETITION_PENALTY_RULE, is_repetition_penalty, written
 from qwen3app.text.call_stream import CallPolicy
 from qwen3app.text.generation_config import SamplingDefaults
 
@@ -161,9 +161,9 @@ def _range(name: str, value: float | None, low: float, high: float | None) -> No
         return
     if high is None:
         if not (low <= value < math.inf):
-            raise RequestError(f"{name} must be at least {low:g}, got {value}.", name)
+            raise RequestError(f"{name} must be at least {written(low)}, got {value}.", name)
     elif not (low <= value <= high):
-        raise RequestError(f"{name} must be from {low:g} to {high:g}, got {value}.", name)
+        raise RequestError(f"{name} must be from {written(low)} to {written(high)}, got {value}.", name)
 
 
 def _integers(name: str, value: int | None, low: int, high: int | None) -> None:

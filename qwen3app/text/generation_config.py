@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwen3app.sampling_limits import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
+from qwen3app.sampling_limits import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY, written
 from qwen3app.text.errors import TextError
 from qwen3app.text.files import read_optional_json_object
 
@@ -33,7 +33,8 @@ def _number(path: Path, fields: dict[str, Any], name: str, low: float, high: flo
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TextError(f"{path}: {name} is {value!r}, not a number; correct the file.")
     if not low <= value <= high:
-        raise TextError(f"{path}: {name} is {value!r} but must be from {low:g} to {high:g}; correct the file.")
+        limits = f"from {written(low)} to {written(high)}"
+        raise TextError(f"{path}: {name} is {value!r} but must be {limits}; correct the file.")
     return float(value)
 
 

@@ -87,6 +87,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["chat", "extra"], "qwen3-8b chat: unexpected argument 'extra'"),
         (["chat", "--xyzzy=1"], "there is no flag --xyzzy; check its spelling"),
         (["serve", "--prot", "80"], "did you mean --port?"),
+        (["serve", "--kv-gb", "-1"], "argument --kv-gb: must be from 0 to 1048576, got -1"),
         (["serve", "--host", "0.0.0.0"], "there is no flag --host; did you mean --addr?"),
         (["serve", "--max-model-len", "2048"], "did you mean --max-ctx?"),
         (["serve", "--gpu-memory-utilization=0.5"], "did you mean --gpu-memory-fraction?"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +19,16 @@ def test_b68_the_grid_of_samplings_is_accepted() -> None:
     grid = itertools.product([0, 1e-4, 1e-10, 2, 100], [0, 1e-9, 1], [-1, 0, 1, 151936, 10**9], [0, 0.1, 1])
     for temperature, top_p, top_k, min_p in grid:
         check_params(GenerationParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p), 100)
+
+
+def test_limits_are_written_as_a_person_would() -> None:
+    for fields, limits in (
+        ({"temperature": 2e6}, "0 to 1000000"),
+        ({"presence_penalty": 3.0}, "-2 to 2"),
+        ({"repetition_penalty": 0}, "1.2e-38 to 3.4e+38"),
+    ):
+        with pytest.raises(RequestError, match=re.escape(f" from {limits}, got ")):
+            check_params(GenerationParams(**fields), 100)
 
 
 @pytest.mark.parametrize(

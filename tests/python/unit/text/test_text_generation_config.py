@@ -43,7 +43,7 @@ def test_fields(tmp_path: Path, fields: dict[str, Any], expected: SamplingDefaul
     [
         ('{"temperature": "0.6"}', "temperature is '0.6', not a number"),
         ('{"temperature": true}', "temperature is True, not a number"),
-        ('{"temperature": -0.1}', "temperature is -0.1 but must be from 0 to 1e+06;"),
+        ('{"temperature": -0.1}', "temperature is -0.1 but must be from 0 to 1000000;"),
         ('{"temperature": 1e7}', "temperature is 10000000.0 but must be"),
         ('{"temperature": NaN}', "temperature is nan but must be"),
         ('{"temperature": Infinity}', "temperature is inf but must be"),
