@@ -221,7 +221,8 @@ def _arguments(tool: ToolSchema) -> Any:
         return schema  # an error, told by what comes next
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise TextError(f"{tool.param}.type must be object: arguments are one.", f"{tool.param}.type")
+        place = f"{tool.param}.type"
+        raise TextError(f'{place} must be "object", since the arguments of a call are a JSON object.', place)
     return {**schema, "type": "object"}
 
 

@@ -624,6 +624,9 @@ async def test_arguments_that_cannot_be_an_object_are_refused(constraints: Const
     with pytest.raises(RequestError) as caught:
         await constraints.compile(tool_call_spec(tools, parallel=True, free_text=False))
     assert caught.value.param == "tools[1].function.parameters.type"
+    assert str(caught.value) == (
+        'tools[1].function.parameters.type must be "object", since the arguments of a call are a JSON object.'
+    )
 
 
 async def test_a_spelled_tag_cannot_begin_a_call_that_nothing_checks(
