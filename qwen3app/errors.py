@@ -76,14 +76,22 @@ class RequestError(AppError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt and output do not fit the context."""
+    """Prompt and output do not fit the context. param: the prompt's field. length_param: that of max_tokens, which is
+    at fault where the prompt alone would fit."""
 
-    def __init__(self, limit: int, n_prompt: int, max_tokens: int | None, param: str = "prompt") -> None:
+    def __init__(
+        self,
+        limit: int,
+        n_prompt: int,
+        max_tokens: int | None,
+        param: str = "prompt",
+        length_param: str | None = None,
+    ) -> None:
         asked = "room for at least 1 token" if max_tokens is None else f"{max_tokens} tokens"
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, you requested {asked} of output and your "
             f"prompt contains {n_prompt} tokens. Shorten the prompt or ask for less output.",
-            param=param,
+            param=length_param if length_param is not None and n_prompt < limit else param,
             code="context_length_exceeded",
         )
         self.limit = limit

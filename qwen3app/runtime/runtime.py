@@ -127,11 +127,18 @@ class Runtime:
         thinking: bool = False,
         split_reasoning: bool = False,
         param: str = "prompt",
+        length_param: str | None = None,
     ) -> Generation:
         """Begins to continue one prompt. Raises RequestError (wrong parameters, too long) or EngineError (queue full,
-        failed, closing). thinking: the prompt ends inside a thought. param: the name of the prompt in errors."""
+        failed, closing). thinking: the prompt ends inside a thought. param: the name of the prompt in errors.
+        length_param: that of max_tokens, where the request has one."""
         return self.generate_batch(
-            [prompt_ids], params, thinking=thinking, split_reasoning=split_reasoning, param=param
+            [prompt_ids],
+            params,
+            thinking=thinking,
+            split_reasoning=split_reasoning,
+            param=param,
+            length_param=length_param,
         )
 
     def generate_batch(
@@ -142,18 +149,21 @@ class Runtime:
         thinking: bool = False,
         split_reasoning: bool = False,
         param: str = "prompt",
+        length_param: str | None = None,
     ) -> Generation:
         """Several prompts as one stream; choice p * n + i is sample i of prompt p. All are admitted, or none."""
-        steps = self._admit(prompts, params, thinking, split_reasoning, param)
+        steps = self._admit(prompts, params, thinking, split_reasoning, param, length_param)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
                 return cast(Generation, end.value)
 
-    async def generate_in_turns(self, prompts: Sequence[Sequence[int]], params: GenerationParams) -> Generation:
+    async def generate_in_turns(
+        self, prompts: Sequence[Sequence[int]], params: GenerationParams, *, length_param: str | None = None
+    ) -> Generation:
         """generate_batch of any number of prompts: in between, other streams have their turns."""
-        steps = self._admit(prompts, params)
+        steps = self._admit(prompts, params, length_param=length_param)
         try:
             while True:
                 next(steps)
@@ -170,6 +180,7 @@ class Runtime:
         thinking: bool = False,
         split_reasoning: bool = False,
         param: str = "prompt",
+        length_param: str | None = None,
     ) -> Generator[None, None, Generation]:
         """In steps of about a millisecond. What it has submitted is cancelled if it is closed between them."""
         params = with_defaults(params, self.model.defaults)
@@ -187,7 +198,7 @@ class Runtime:
             )
         limit = self.model.info.max_context
         for prompt in prompts:
-            self._check_prompt(prompt, params, limit, param)
+            self._check_prompt(prompt, params, limit, param, length_param)
         if self.failure is not None:
             raise EngineError(Status.DEVICE_ERROR, self.failure)
         if self._draining or self._idle is None:
@@ -247,15 +258,17 @@ class Runtime:
             self._retire(generation)
             if not isinstance(error, EngineError):
                 raise
-            raise self._admission_error(error, prompts, params, limit, param) from None
+            raise self._admission_error(error, prompts, params, limit, param, length_param) from None
         return generation
 
-    def _check_prompt(self, prompt: Sequence[int], params: GenerationParams, limit: int, param: str) -> None:
+    def _check_prompt(
+        self, prompt: Sequence[int], params: GenerationParams, limit: int, param: str, length_param: str | None
+    ) -> None:
         if not prompt:
             raise RequestError(f"{param} has no tokens; at least one is needed.", param)
         needed = 1 if params.max_tokens is None else params.max_tokens
         if len(prompt) + needed > limit:
-            raise ContextLengthError(limit, len(prompt), params.max_tokens, param)
+            raise ContextLengthError(limit, len(prompt), params.max_tokens, param, length_param)
         if params.min_tokens and len(prompt) + params.min_tokens > limit:
             raise RequestError(
                 f"min_tokens is {params.min_tokens}, but the context of {limit} tokens leaves {limit - len(prompt)}.",
@@ -263,10 +276,21 @@ class Runtime:
             )
 
     def _admission_error(
-        self, error: EngineError, prompts: Sequence[Sequence[int]], params: GenerationParams, limit: int, param: str
+        self,
+        error: EngineError,
+        prompts: Sequence[Sequence[int]],
+        params: GenerationParams,
+        limit: int,
+        param: str,
+        length_param: str | None,
     ) -> AppError:
         if error.status == Status.CONTEXT_OVERFLOW:
-            return ContextLengthError(limit, max(map(len, prompts)), params.max_tokens, param)
+            return ContextLengthError(limit, max(map(len, prompts)), params.max_tokens, param, length_param)
+        if error.status == Status.QUEUE_FULL:
+            sentence = (
+                f"The queue has no room for this request (--max-queue is {self.model.max_queue}); try again later."
+            )
+            return EngineError(Status.QUEUE_FULL, sentence)
         if error.status == Status.INVALID_ARGUMENT:
             return RequestError(str(error))
         if error.status == Status.DEVICE_ERROR:

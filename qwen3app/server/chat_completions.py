@@ -72,7 +72,14 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
 
     prompt = await off_loop(len(await request.body()), render)
     check_prompt_logprobs(body, len(prompt.ids), 1)
-    generation = runtime.generate(prompt.ids, params, thinking=prompt.thinking, split_reasoning=True, param="messages")
+    generation = runtime.generate(
+        prompt.ids,
+        params,
+        thinking=prompt.thinking,
+        split_reasoning=True,
+        param="messages",
+        length_param=length_field(body),
+    )
     record.generation = generation
     fields = state.settings.reasoning_fields if thinking.shown else ()
     if body.stream:
@@ -83,16 +90,20 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> Reply:
     return JsonReply(await off_loop(reply.n_characters, lambda: to_json(reply.finish(state.model_name, body))))
 
 
+def length_field(body: ChatBody) -> str | None:
+    """The field that limits the answer, if there is one: max_completion_tokens wins over max_tokens."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        if getattr(body, name) is not None:
+            return name
+    return None
+
+
 def chat_params(body: ChatBody) -> GenerationParams:
-    """The body's sampling fields. max_completion_tokens wins over max_tokens."""
-    max_tokens = body.max_completion_tokens
-    if max_tokens is None:
-        max_tokens = body.max_tokens
-        name = "max_tokens"
-    else:
-        name = "max_completion_tokens"
+    """The body's sampling fields."""
+    field = length_field(body)
+    max_tokens = None if field is None else getattr(body, field)
     if max_tokens is not None and max_tokens < 1:
-        raise RequestError(f"{name} must be at least 1, got {max_tokens}.", name)
+        raise RequestError(f"{field} must be at least 1, got {max_tokens}.", field)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs true.", "top_logprobs")
     for name in ("top_logprobs", "prompt_logprobs"):

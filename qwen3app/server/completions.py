@@ -70,7 +70,8 @@ async def create_completion(request: Request[Any, Any, Any]) -> Reply:
     vocab = model.info.vocab
     prompts = await off_loop(len(await request.body()), lambda: read_prompts(body.prompt, model.tokenizer, vocab))
     check_prompt_logprobs(body, sum(len(prompt.ids) for prompt in prompts), params.n)
-    generation = await runtime.generate_in_turns([prompt.ids for prompt in prompts], params)
+    length_param = None if body.max_tokens is None else "max_tokens"
+    generation = await runtime.generate_in_turns([each.ids for each in prompts], params, length_param=length_param)
     record.generation = generation
     shape = CompletionShape(state.model_name, body, generation, model.tokenizer, prompts)
     if body.stream:

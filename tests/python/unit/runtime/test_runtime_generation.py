@@ -153,6 +153,7 @@ async def test_a_batch_is_taken_as_a_whole_or_not_at_all(start: Start) -> None:
     with pytest.raises(EngineError) as caught:
         runtime.generate_batch([[1], [2], [3]], GenerationParams())
     assert caught.value.status == Status.QUEUE_FULL
+    assert str(caught.value) == "The queue has no room for this request (--max-queue is 1024); try again later."
     await until(lambda: not engine.open_samples and runtime.n_active == 0)
     assert engine.cancelled == [(1, -1), (2, -1)]
 
@@ -356,6 +357,10 @@ async def test_b71_lengths_are_refused_with_three_numbers(start: Start) -> None:
         runtime.generate([1] * 22, GenerationParams(max_tokens=11), param="messages")
     assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
     assert all(number in str(caught.value) for number in ("32", "22", "11"))
+    for length, param in ((31, "max_tokens"), (32, "messages")):
+        with pytest.raises(ContextLengthError) as caught:
+            runtime.generate([1] * length, GenerationParams(max_tokens=11), param="messages", length_param="max_tokens")
+        assert caught.value.param == param
     for length in (32, 33, 96):
         with pytest.raises(ContextLengthError):
             runtime.generate([1] * length, GenerationParams())

@@ -292,8 +292,27 @@ async def test_b71_too_long_is_400_before_any_event(text_parts: TextParts) -> No
             error = response.json()["error"]
             assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
             assert "64 tokens" in error["message"] and "1000 tokens" in error["message"]
-            assert error["param"] == "messages"
+            assert error["param"] == "max_tokens"
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "param"),
+    [
+        ("hi", {"max_tokens": 1000}, "max_tokens"),
+        ("hi", {"max_completion_tokens": 1000}, "max_completion_tokens"),
+        ("hi", {"max_completion_tokens": 1000, "max_tokens": 5}, "max_completion_tokens"),
+        ("word " * 100, {"max_tokens": 1000}, "messages"),
+        ("word " * 100, {}, "messages"),
+    ],
+)
+async def test_b71_the_field_that_is_too_large(
+    text_parts: TextParts, text: str, asked: dict[str, Any], param: str
+) -> None:
+    async with serving(make_model(text_parts, FakeEngine(info=make_info(max_context=64)))) as server:
+        response = await server.chat({"messages": [{"role": "user", "content": text}], **asked})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
 
 
 async def test_b73_odd_but_common_fields(text_parts: TextParts) -> None:

@@ -190,9 +190,14 @@ async def test_suffix_is_refused(text_parts: TextParts) -> None:
 
 async def test_b71_too_long(text_parts: TextParts) -> None:
     async with serving(make_model(text_parts, FakeEngine(info=make_info(max_context=16)))) as server:
-        response = await server.complete({"prompt": [5] * 10, "max_tokens": 7, "stream": True})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+        for length, asked, param in (
+            (10, {"max_tokens": 7}, "max_tokens"),
+            (16, {"max_tokens": 7}, "prompt"),
+            (10, {}, "prompt"),  # 16 tokens, which nobody asked for
+        ):
+            response = await server.complete({"prompt": [5] * length, "stream": True, **asked})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
 
 
 async def test_tokenize_and_detokenize(text_parts: TextParts) -> None:
