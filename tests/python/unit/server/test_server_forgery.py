@@ -113,16 +113,21 @@ async def test_b57_no_string_of_a_request_becomes_a_control_token() -> None:
     all_places = list(places(BODY))
     assert len(all_places) > 40
     async with serving(make_model(parts, engine)) as server:
+        prompt: list[int] = []  # the last one
 
         async def marks(body: dict[str, Any]) -> list[int]:
-            answer = await server.post("/v1/chat/completions", {**body, "max_tokens": 1})
-            assert answer.status_code == 200, (answer.text, body)
-            prompt = engine.requests[len(engine.requests)].prompt
             counted = {name: body[name] for name in ("messages", "tools", "chat_template_kwargs")}
-            assert (await server.post("/tokenize", counted)).json()["tokens"] == list(prompt)
+            prompt[:] = (await server.post("/tokenize", counted)).json()["tokens"]
+            answer = await server.post("/v1/chat/completions", {**body, "max_tokens": 1})
+            if answer.status_code == 400:  # a tool's name holds no marker; /tokenize counts it all the same
+                assert answer.json()["error"]["param"] in ("tools[0].function.name", "tools[1].name"), answer.text
+            else:
+                assert answer.status_code == 200, (answer.text, body)
+                assert list(engine.requests[len(engine.requests)].prompt) == prompt
             return [token for token in prompt if token in parts.tokenizer.added_tokens]
 
         clean = await marks(BODY)
+        assert engine.requests
         assert clean
         shown = 0
         for path, is_key in all_places:
@@ -131,7 +136,7 @@ async def test_b57_no_string_of_a_request_becomes_a_control_token() -> None:
             body = copy.deepcopy(BODY)
             put(body, path, is_key, evil[0] + "\n", evil[1] + evil[2])
             assert await marks(body) == clean, path
-            shown += evil[0] in parts.tokenizer.decode(engine.requests[len(engine.requests)].prompt, skip_special=False)
+            shown += evil[0] in parts.tokenizer.decode(prompt, skip_special=False)
         assert shown > 25  # of the places that the template writes
         for (path, is_key), (next_path, next_is_key) in pairwise(all_places):
             marker = random.choice(MARKERS)

@@ -100,7 +100,7 @@ def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     template = from_source("{% for a in messages[0].n %}{% endfor %}")
     monkeypatch.setattr(sandbox, "MAX_SECONDS", -1.0)
     with pytest.raises(TextError, match="takes longer than -1 seconds"):
-        template.render([{"role": "user", "n": [1]}])
+        template.render([{"role": "user", "content": "", "n": [1]}])
     assert template.render(HI).text == ""
 
 
