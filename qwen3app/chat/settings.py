@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from qwen3app.chat.errors import ChatError
-from qwen3app.sampling_limits import MAX_TEMPERATURE, REPETITION_PENALTY_RULE, is_repetition_penalty
+from qwen3app.sampling_limits import MAX_TEMPERATURE, REPETITION_PENALTY_RULE, is_repetition_penalty, written
 
 Value = float | int | str | None
 
@@ -41,7 +41,7 @@ class ChatSettings:
 
 
 def _number(low: float, high: float) -> Callable[[str], Value]:
-    return _float(f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
+    return _float(f"a number from {written(low)} to {written(high)}", lambda value: low <= value <= high)
 
 
 def _float(rule: str, holds: Callable[[float], bool]) -> Callable[[str], Value]:

@@ -40,7 +40,7 @@ def within(convert: type[int] | type[float], low: float, high: float) -> Callabl
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' * (convert is int)}number") from None
         if not low <= value <= high:  # NaN is nowhere
-            raise argparse.ArgumentTypeError(f"must be from {low:g} to {high:g}, got {text}")
+            raise argparse.ArgumentTypeError(f"must be from {low:.15g} to {high:.15g}, got {text}")
         return value
 
     return parse

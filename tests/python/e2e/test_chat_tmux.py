@@ -113,7 +113,7 @@ def test_completion_thoughts_and_mistakes(screen: Screen) -> None:
     screen.wait("Unknown command /nope")
     screen.type("/set temp hot")
     screen.keys("Enter")
-    screen.wait("temp must be a number from 0 to 1e+06 (or `default`), not 'hot'.")
+    screen.wait("temp must be a number from 0 to 1000000 (or `default`), not 'hot'.")
     screen.type("half a line")
     screen.keys("C-c")
     screen.type("/help")

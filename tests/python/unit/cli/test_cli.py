@@ -77,7 +77,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "sentence"),
     [
         (["chat", "--tmep", "1"], "qwen3-8b chat: there is no flag --tmep; did you mean --temp? (see `qwen3-8b chat"),
-        (["chat", "--temp", "hot"], "argument --temp: must be a number from 0 to 1e+06, not 'hot' (see"),
+        (["chat", "--temp", "hot"], "argument --temp: must be a number from 0 to 1000000, not 'hot' (see"),
         (["chat", "--top-p=1.5"], "argument --top-p: must be a number from 0 to 1, not '1.5'"),
         (["chat", "--max-tokens", "0"], "argument --max-tokens: must be a whole number from 1"),
         (["chat", "--device", "tpu"], "--device"),
