@@ -37,7 +37,7 @@ APP = {
     "time_slices": set[str](),
     "text": {"version", "sampling_limits"},
     "abi": {"errors"},
-    "argument_types": set[str](),
+    "argument_types": {"sampling_limits"},
     "spelling": set[str](),
     "sizes": set[str](),
     "sampling_limits": set[str](),

@@ -6,6 +6,8 @@ import argparse
 import math
 import re
 
+from qwen3app.sampling_limits import written
+
 
 class whole_number:
     """A whole number within limits."""
@@ -36,6 +38,5 @@ class number:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
         if not math.isfinite(value) or not self._low <= value <= self._high:
-            # :g would write 1048576 as 1.04858e+06
-            raise argparse.ArgumentTypeError(f"must be from {self._low:.15g} to {self._high:.15g}, got {text}")
+            raise argparse.ArgumentTypeError(f"must be from {written(self._low)} to {written(self._high)}, got {text}")
         return value

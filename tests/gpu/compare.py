@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,6 +25,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 from speed import OPTIONS, Engine, Row, play
 
+from qwen3app.argument_types import whole_number
+from qwen3app.commands.measuring import whole_numbers
 from qwen3app.errors import AppError
 
 
@@ -32,12 +35,17 @@ class Result(NamedTuple):
     digest: str  # of all tokens
 
 
-def rows_of(batches: str, context: int, steps: int, prefill: str) -> list[Row]:
-    rows = [Row("decode", n, 128 if n == 1 else context, steps + 1) for n in map(int, batches.split(","))]
-    if prefill:
-        n, length = map(int, prefill.split("x"))
-        rows.append(Row("prefill", n, length, 1))
-    return rows
+def prompts_and_tokens(text: str) -> tuple[int, int]:
+    """argparse type of 16x2048."""
+    match = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,4})", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be prompts x tokens, as 16x2048, not {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def rows_of(batches: list[int], context: int, steps: int, prefill: tuple[int, int] | None) -> list[Row]:
+    rows = [Row("decode", n, 128 if n == 1 else context, steps + 1) for n in batches]
+    return rows if prefill is None else [*rows, Row("prefill", *prefill, 1)]
 
 
 def measure(model: str, rows: list[Row], device: str, kernels: str) -> dict[str, Result]:
@@ -81,11 +89,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("libraries", nargs="+", metavar="LIBRARY")
-    parser.add_argument("--batches", default="1,8,32,64,128,256")
-    parser.add_argument("--context", type=int, default=448, help="tokens of each prompt")
-    parser.add_argument("--steps", type=int, default=47)
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--prefill", default="", metavar="PROMPTSxTOKENS", help="a row of prompts, as 16x2048")
+    parser.add_argument("--batches", type=whole_numbers(1, OPTIONS.max_slots), default=[1, 8, 32, 64, 128, 256])
+    parser.add_argument("--context", type=whole_number(1, 32_000), default=448, help="tokens of each prompt")
+    parser.add_argument("--steps", type=whole_number(1, 1000), default=47)
+    parser.add_argument("--turns", type=whole_number(1, 100), default=2)
+    parser.add_argument("--prefill", type=prompts_and_tokens, metavar="PROMPTSxTOKENS", help="a row of prompts too")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--one-turn", action="store_true", help=argparse.SUPPRESS)

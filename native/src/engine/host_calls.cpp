@@ -39,9 +39,8 @@ uint64_t Engine::submit(const qwen3_request& spec) {
   const int64_t room = static_cast<int64_t>(options_.max_queue) + free_slots - scheduler_->n_waiting();
   if (request->n_alive > room) {
     counters_.requests_refused++;
-    throw Error(Status::kQueueFull, "the queue is full: " + std::to_string(scheduler_->n_waiting()) +
-                                        " samples wait already (max_queue is " + std::to_string(options_.max_queue) +
-                                        "); try again later");
+    throw Error(Status::kQueueFull, "the queue has no room for this request (max_queue is " +
+                                        std::to_string(options_.max_queue) + "); try again later");
   }
   request->id = next_id_++;
   request->submitted_ns = now_ns();

@@ -396,8 +396,8 @@ TEST("engine: a full queue refuses, and takes again when there is room") {
   for (int i = 0; i < 4; i++) h.submit(Ask(text(5), 4));  // one more slot is free, three may wait
   Ask many(text(5), 4);
   many.n = 2;
-  CHECK_THROWS_WITH(h.submit(Ask(text(5), 4)), Error, "the queue is full: 4 samples wait already (max_queue is 3)");
-  CHECK_THROWS_WITH(h.submit(many), Error, "the queue is full");
+  CHECK_THROWS_WITH(h.submit(Ask(text(5), 4)), Error, "the queue has no room for this request (max_queue is 3)");
+  CHECK_THROWS_WITH(h.submit(many), Error, "the queue has no room for this request (max_queue is 3)");
   gate.open();
   h.finish();
   h.submit(many);

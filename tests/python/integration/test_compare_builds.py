@@ -53,8 +53,23 @@ def test_what_is_missing_is_named_without_a_traceback(model: str, library: str |
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--batches", "1,x", "'x' is not a whole number"),
+        ("--batches", "300", "must be from 1 to 256, got 300"),
+        ("--turns", "0", "must be from 1 to 100, got 0"),
+        ("--prefill", "16", "must be prompts x tokens, as 16x2048, not '16'"),
+    ],
+)
+def test_wrong_values_are_one_sentence(flag: str, value: str, words: str) -> None:
+    done = run("qwen3-demo", "a.so", flag, value)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"error: argument {flag}: {words}\n")
+
+
 def test_the_best_turn_counts_and_other_tokens_are_told() -> None:
-    rows = compare.rows_of("1,8", 448, 47, "16x2048")
+    rows = compare.rows_of([1, 8], 448, 47, (16, 2048))
     decode, batch, prefill = (row.name for row in rows)
 
     def turn(*values: tuple[float, str]) -> dict[str, Result]:
