@@ -90,8 +90,8 @@ async def ask_once(
     show_thinking: bool = False,
     show_stats: bool = False,
 ) -> None:
-    """Streams the answer to stdout and ends it with a newline; so does the thought on stderr, before anything else is
-    written: where both go to one screen, neither continues the other's line."""
+    """Streams the answer to stdout and ends it with a newline. A thought's line on stderr ends before the answer goes
+    on, so that where both go to one screen the answer does not continue it."""
     terminal = Renderer(Console(file=stdout, highlight=False)) if stdout.isatty() else None
     last = ""
     thought = _Thought(stderr)

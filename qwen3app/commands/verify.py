@@ -77,7 +77,8 @@ class FileReport:
     bytes: int = 0
     sha256: str = ""
     tensors: int = 0
-    compared_to: list[str] = field(default_factory=list)
+    compared_to: list[str] = field(default_factory=list)  # published hashes that it has
+    has_hash: bool = False  # a published one is known, whether it has that or not
 
 
 @dataclass(slots=True)
@@ -191,6 +192,7 @@ def _read_headers(report: VerifyReport) -> dict[str, list[TensorEntry]]:
 
 
 def _compare(report: VerifyReport, file: FileReport, git: str, published: list[PublishedHash]) -> None:
+    file.has_hash = bool(published)
     for expected in published:
         actual = file.sha256 if expected.kind == "sha256" else git
         if actual == expected.hex:
@@ -331,15 +333,18 @@ def _print(report: VerifyReport, stdout: TextIO, stderr: TextIO) -> None:
     for problem in report.problems:
         stderr.write(f"{shown(problem)}\n")
     speed = report.bytes / max(report.seconds, 1e-9)
-    compared = sum(bool(file.compared_to) for file in report.files)
+    compared = sum(file.has_hash for file in report.files)
     count = len(report.problems)
     verdict = f"{count} problem{'' if count == 1 else 's'}" if count else "Sound"
     stdout.write(
         f"{verdict}: {len(report.files)} files, {format_bytes(report.bytes)} in {report.seconds:.1f} s "
         f"({format_bytes(int(speed))}/s), {compared} compared to a published hash.\n"
     )
-    if any(file.tensors and not file.compared_to for file in report.files):
+    weights = [file for file in report.files if file.tensors]
+    unknown = [file for file in weights if not file.has_hash]
+    if unknown:
+        which = "the weights" if len(unknown) == len(weights) else ", ".join(shown(file.name) for file in unknown)
         stdout.write(
-            "No published hash of the weights lies here (`pull` leaves them beside the files), so bits that have "
-            "changed would not be noticed: compare the sums above with the publisher's.\n"
+            f"No published hash of {which} lies here (`pull` leaves them beside the files), so bits that have changed "
+            "there would not be noticed: compare the sums above with the publisher's.\n"
         )

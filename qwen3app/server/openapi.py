@@ -73,7 +73,7 @@ _MESSAGE = {
     },
     "required": ["role"],
     "anyOf": [
-        {"properties": {"role": {"const": "assistant"}}},
+        {"properties": {"role": {"enum": ["assistant", "tool"]}}},
         {"properties": {"content": {"anyOf": _CONTENT}}, "required": ["content"]},
     ],
 }

@@ -4,8 +4,8 @@ Owns: their validation, and tool calls as OpenAI's objects. Refuses to know: how
 The rules:
 - A tool is {"type": "function", "function": {"name", ...}}; a bare {"name", ...} is taken too. The template gets the
   definitions as they are, key order and unknown fields included.
-- Names are OpenAI's, and longer, and with the dots, colons and slashes that tell whose a tool is. Two tools with one
-  name are refused: a call would not say which it means.
+- Names are of any printable characters but spaces: OpenAI's, those with dots, colons and slashes that tell whose a tool
+  is, and words of any language. Two tools with one name are refused: a call would not say which it means.
 - "auto" (the default with tools): the model decides. "none": the prompt has no tools, the token that opens a call is
   biased away, and nothing is a call. "required" and a named function are enforced while sampling, as are strict: true
   and "allowed_tools", which leaves all tools in the prompt and lets some of them be called.
@@ -13,7 +13,6 @@ The rules:
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_TOOLS = 4096  # 6 ms of the event loop
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_MOST_NAME = 128  # characters
 NEVER = -100.0  # the strongest logit_bias
 
 
@@ -132,7 +131,8 @@ def _function(tool: Any, param: str) -> ToolFunction:
             raise RequestError(f"{param} must be an object with the function's name and parameters.", param)
     name, parameters, strict = inner.get("name"), inner.get("parameters"), inner.get("strict")
     if not isinstance(name, str) or not name:
-        raise RequestError(f"{param}.name must be the function's name, a string.", f"{param}.name")
+        what = "must be" if "name" in inner else "is missing; send"
+        raise RequestError(f"{param}.name {what} the function's name, a string.", f"{param}.name")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{param}.parameters must be a JSON schema, an object.", f"{param}.parameters")
     if strict is not None and not isinstance(strict, bool):
@@ -144,12 +144,10 @@ def _check_names(functions: Sequence[ToolFunction]) -> None:
     names = set()
     for function in functions:
         name, place = function.name, f"{function.place}.name"
-        if not _NAME.fullmatch(name):
-            raise RequestError(
-                f"{place} is {name[:100]!r}; a tool's name is 1 to 128 of the letters A to Z and a to z, digits and "
-                "_ - . : /.",
-                place,
-            )
+        if len(name) > _MOST_NAME:
+            raise RequestError(f"{place} has {len(name)} characters; at most {_MOST_NAME} are taken.", place)
+        if not name.isprintable() or " " in name:
+            raise RequestError(f"{place} is {name!r}; a tool's name has no spaces and no control characters.", place)
         if name in names:
             raise RequestError(f"{place} is {name!r}, as another tool's is; give each tool a name of its own.", place)
         names.add(name)

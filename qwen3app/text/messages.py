@@ -2,9 +2,10 @@
 
 Owns: which roles and contents are accepted and what equals what. Refuses to know: templates, tokens, HTTP.
 The rules:
-- content "" and [] are the same: "". In an assistant's message so are null and missing: a call has no content, nor has
-  an answer that was cut within its thought. A list of text parts is joined with newlines (as vLLM and
-  llama.cpp do); parts of any other type are refused. developer is system; a role outside the five is refused.
+- content "" and [] are the same: "". In an assistant's and a tool's message so are null and missing: a call has no
+  content, nor has an answer that was cut within its thought, or a tool that has nothing to say. A list of text parts is
+  joined with newlines (as vLLM and llama.cpp do); parts of any other type are refused. developer is system; a role
+  outside the five is refused.
 - An assistant's thoughts may come as `reasoning_content` or `reasoning`; the former wins when both are given.
 - tool_calls: with or without the `function` wrapper; arguments as an object, or as a string that is kept to the letter
   (even when it is not JSON: a call cut off by max_tokens comes back that way); null, "" and missing mean {}.
@@ -94,7 +95,7 @@ def _normalise_message(message: Any, param: str) -> dict[str, Any]:
             f"{param}.role is {role[:50]!r}; use one of system, developer, user, assistant and tool.", f"{param}.role"
         )
     result["role"] = "system" if role == "developer" else role
-    if result.get("content") is None and role != "assistant":
+    if result.get("content") is None and role not in ("assistant", "tool"):
         raise _wrong(result, "content", param, _CONTENT)
     result["content"] = _text_of(result.get("content"), f"{param}.content")
     for name in ("name", "tool_call_id"):

@@ -94,7 +94,7 @@ def test_a_sound_model(model_dir: Path) -> None:
     out, err = io.StringIO(), io.StringIO()
     assert run_verify(model_dir, stdout=out, stderr=err) == 0
     assert "Sound: 2 files" in out.getvalue() and err.getvalue() == ""
-    assert "bits that have changed would not be noticed" in out.getvalue()
+    assert "bits that have changed there would not be noticed" in out.getvalue()
 
 
 def test_chunks_do_not_change_the_result(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +137,7 @@ def test_hashes_are_compared(model_dir: Path) -> None:
     out, err = io.StringIO(), io.StringIO()
     assert run_verify(model_dir, stdout=out, stderr=err) == 1
     assert err.getvalue().count("\n") == 3 and "3 problems: 3 files" in out.getvalue()
+    assert "2 compared to a published hash.\n" in out.getvalue() and "noticed" not in out.getvalue()
 
 
 def test_json(model_dir: Path) -> None:

@@ -259,7 +259,7 @@ async def test_b69_wrong_messages(text_parts: TextParts) -> None:
             assert response.status_code == 400, messages
             assert error["param"].startswith("messages"), error
         for said in ({}, {"content": None}):
-            for role in ("system", "developer", "user", "tool"):
+            for role in ("system", "developer", "user"):
                 response = await server.post("/v1/chat/completions", {"messages": [{"role": role, **said}]})
                 assert (response.status_code, response.json()["error"]["param"]) == (400, "messages[0].content")
         missing = await server.post("/v1/chat/completions", {})

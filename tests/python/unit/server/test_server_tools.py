@@ -254,7 +254,7 @@ async def test_b13_b14_b16_b23_history(text_parts: TextParts) -> None:
         ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [{"name": "a b"}]}, "tools[0].name"),
-        ({"tools": [ADD, {"type": "function", "function": {"name": "größe"}}]}, "tools[1].function.name"),
+        ({"tools": [ADD, {"type": "function", "function": {"name": "größe\u00a0x"}}]}, "tools[1].function.name"),
         ({"tools": [{"name": "f\n"}]}, "tools[0].name"),
         ({"tools": [{"name": "f" * 129}]}, "tools[0].name"),
         ({"tools": [ADD, LS, {"name": "add"}]}, "tools[2].name"),
@@ -294,7 +294,9 @@ async def test_refusals_name_the_place(text_parts: TextParts, body: dict[str, An
             assert answer.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize("name", ["f", "mcp__files-read_2", "files.read", "server:tool", "server/tool", "f" * 128])
+@pytest.mark.parametrize(
+    "name", ["f", "mcp__files-read", "files.read", "server:x", "server/x", "mcp@1.0", "$search", "查询天气", "f" * 128]
+)
 def test_names_that_clients_give_to_tools(name: str) -> None:
     request = tool_request(ChatBody(messages=[], tools=[{"name": name}]))
     assert [function.name for function in request.functions] == [name]
@@ -304,8 +306,12 @@ def test_a_name_is_refused_with_its_rule() -> None:
     for tools, sentence in (
         (
             [{"name": "a b"}],
-            "tools[0].name is 'a b'; a tool's name is 1 to 128 of the letters A to Z and a to z, digits and _ - . : /.",
+            "tools[0].name is 'a b'; a tool's name has no spaces and no control characters.",
         ),
+        ([{"name": "a\n"}], r"tools[0].name is 'a\n'; a tool's name has no spaces and no control characters."),
+        ([{"name": "a" * 129}], "tools[0].name has 129 characters; at most 128 are taken."),
+        ([{"function": {}}], "tools[0].function.name is missing; send the function's name, a string."),
+        ([{"name": ""}], "tools[0].name must be the function's name, a string."),
         ([ADD, ADD], "tools[1].function.name is 'add', as another tool's is; give each tool a name of its own."),
     ):
         with pytest.raises(RequestError) as caught:
