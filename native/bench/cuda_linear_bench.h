@@ -77,8 +77,8 @@ inline std::vector<Variant> all_variants(bool hopper) {
                  true});
   }
   v.push_back({"generic", 1 << 30, [](const LinearCall& c, const Context& x) { linear_generic(c, x); }});
-  for (const int ring : {4, 6, 8}) {
-    v.push_back({"decode " + std::to_string(ring), kMaxDecodeRows,
+  for (const int ring : {0, 4, 6, 8}) {
+    v.push_back({ring == 0 ? "decode" : "decode " + std::to_string(ring), kMaxDecodeRows,
                  [=](const LinearCall& c, const Context& x) { linear_decode(c, x, ring); }});
   }
   v.push_back({"any", 1 << 30, [](const LinearCall& c, const Context& x) { linear_any(c, x); }});

@@ -234,7 +234,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.stage]));
         place.next();
-        leave_top(shared.scratch, at, i, s[i], last_step ? key_row : kStep);
+        leave_top(shared.scratch, at, i, mask_and_top(at, s[i], last_step ? key_row : kStep));
       }
       barrier();
 

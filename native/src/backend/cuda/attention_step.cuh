@@ -83,17 +83,19 @@ __device__ __forceinline__ void place_value(uint8_t* tile, int row, int warp, in
   *reinterpret_cast<uint32_t*>(tile + row / 8 * 2048 + (4 * warp + i / 4) * 128 + row % 8 * 16 + i % 4 * 4) = word;
 }
 
-// Masks step i's scores of this warp's keys and leaves their maxima. limit: index within the step of the last visible
-// key.
-__device__ __forceinline__ void leave_top(SplitScratch& scratch, const SplitLane& at, int i, float (&s)[2][4],
-                                          int limit) {
+// Masks a step's scores of this warp's keys and returns their maxima, in every lane of a quad. limit: index within the
+// step of the last visible key.
+__device__ __forceinline__ float2 mask_and_top(const SplitLane& at, float (&s)[2][4], int limit) {
   mask_tile(s[0], at.warp * 16 + at.column, limit, limit);
   mask_tile(s[1], at.warp * 16 + at.column + 8, limit, limit);
-  const float top0 = quad_max(fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1])));
-  const float top1 = quad_max(fmaxf(fmaxf(s[0][2], s[0][3]), fmaxf(s[1][2], s[1][3])));
+  return make_float2(quad_max(fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1]))),
+                     quad_max(fmaxf(fmaxf(s[0][2], s[0][3]), fmaxf(s[1][2], s[1][3]))));
+}
+// Leaves step i's maxima of this warp's keys.
+__device__ __forceinline__ void leave_top(SplitScratch& scratch, const SplitLane& at, int i, const float2& top) {
   if (at.column == 0) {
-    reinterpret_cast<float*>(&scratch.top[i][at.row])[at.warp] = top0;
-    reinterpret_cast<float*>(&scratch.top[i][at.row + 8])[at.warp] = top1;
+    reinterpret_cast<float*>(&scratch.top[i][at.row])[at.warp] = top.x;
+    reinterpret_cast<float*>(&scratch.top[i][at.row + 8])[at.warp] = top.y;
   }
 }
 
@@ -130,24 +132,41 @@ __device__ __forceinline__ void softmax_split(SplitScratch& scratch, const Split
   scratch.l[at.warp][at.at1] = l[1];
 }
 
-// o += P V of one step, its first n_groups groups of 16 keys. p, v: shared addresses of this lane's rows. All operands
-// are asked for before the first product, so that their latency shows once.
-__device__ __forceinline__ void add_values(float (&o)[4][4], uint32_t p, uint32_t v, int n_groups) {
-  constexpr int kGroups = kStep / 16;
-  uint32_t pa[kGroups][4], b[kGroups][2][4];
+// o += P V of one step, for this warp's quarter of a part's columns. p: shared address of this lane's rows; values: of
+// the part's values, core matrices [token group 8][d chunk 16 / kParts]. All operands are asked for before the first
+// product, so that their latency shows once.
+template <int kParts>
+__device__ __forceinline__ void add_values(float (&o)[4 / kParts][4], uint32_t p, uint32_t values, int warp, int lane) {
+  constexpr int kGroups = kStep / 16, kTiles = 4 / kParts;
+  constexpr uint32_t kTokens = 2048 / kParts;  // bytes from one token group to the next
+  const uint32_t matrix = lane / 8, row = lane % 8 * 16;
+  uint32_t pa[kGroups][4], b[kGroups][kTiles][2];
 #pragma unroll
-  for (int t = 0; t < kGroups; t++) {
-    ldmatrix_x4(pa[t], p + t * 256);
-    ldmatrix_x4_trans(b[t][0], v + t * 4096);
-    ldmatrix_x4_trans(b[t][1], v + t * 4096 + 256);
+  for (int t = 0; t < kGroups; t++) ldmatrix_x4(pa[t], p + t * 256);
+  if constexpr (kTiles == 1) {  // two k16 at once
+#pragma unroll
+    for (int t = 0; t < kGroups; t += 2) {
+      uint32_t both[4];
+      ldmatrix_x4_trans(both, values + (2 * t + matrix) * kTokens + warp * 128 + row);
+      b[t][0][0] = both[0], b[t][0][1] = both[1];
+      b[t + 1][0][0] = both[2], b[t + 1][0][1] = both[3];
+    }
+  } else {  // two tiles at once
+#pragma unroll
+    for (int t = 0; t < kGroups; t++) {
+#pragma unroll
+      for (int j = 0; j < kTiles; j += 2) {
+        uint32_t both[4];
+        ldmatrix_x4_trans(both, values + (2 * t + matrix % 2) * kTokens + (kTiles * warp + j + matrix / 2) * 128 + row);
+        b[t][j][0] = both[0], b[t][j][1] = both[1];
+        b[t][j + 1][0] = both[2], b[t][j + 1][1] = both[3];
+      }
+    }
   }
 #pragma unroll
   for (int t = 0; t < kGroups; t++) {
-    if (t >= n_groups) break;
-    mma_bf16(o[0], pa[t], b[t][0][0], b[t][0][1]);
-    mma_bf16(o[1], pa[t], b[t][0][2], b[t][0][3]);
-    mma_bf16(o[2], pa[t], b[t][1][0], b[t][1][1]);
-    mma_bf16(o[3], pa[t], b[t][1][2], b[t][1][3]);
+#pragma unroll
+    for (int j = 0; j < kTiles; j++) mma_bf16(o[j], pa[t], b[t][j][0], b[t][j][1]);
   }
 }
 
@@ -176,16 +195,17 @@ __device__ __forceinline__ void leave_state(float* to, int group, const SplitLan
   }
 }
 
-// Writes o / l of `group` rows to out [group, 128].
-__device__ __forceinline__ void write_pair(bf16* out, int group, const SplitLane& at, const Running<4>& state) {
+// Writes o / l of `group` rows to out [group, 128], columns of this warp's kTiles tiles of 8.
+template <int kTiles>
+__device__ __forceinline__ void write_pair(bf16* out, int group, const SplitLane& at, const Running<kTiles>& state) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int r = at.row + half * 8;
     if (r >= group) continue;
     const float inverse = __fdiv_rn(1.0f, state.l[half]);
-    bf16* row = out + r * kHeadDim + at.warp * 32 + at.column;
+    bf16* row = out + r * kHeadDim + at.warp * (8 * kTiles) + at.column;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < kTiles; j++) {
       *reinterpret_cast<uint32_t*>(row + j * 8) =
           pack_bf16(finish(state.o[j][2 * half], inverse), finish(state.o[j][2 * half + 1], inverse));
     }

@@ -1,12 +1,14 @@
 // Attention of a decode step on Hopper, from qkv, when CTAs are few and latency counts: the twin of attention_step.cu.
 //
-// Grid (split, KV head, sequence), 128 threads, at most one CTA per SM. A CTA asks for its whole split of kSplit keys
-// at once (128 KB, before griddep_wait), makes its queries meanwhile, and does the split's four steps together, so that
-// three barriers are enough; the one with the last split also makes the new key and value, writes them to the KV block
-// and places them among the others. Up to kMaxCluster splits are a cluster and merge through its shared memory. Warp w
-// scores keys [16w, 16w + 16) of every step for the 16 rows of the m16 tile, P goes through shared memory as bf16, and
-// warp w accumulates output columns [32w, 32w + 32). CTAs beyond a sequence's splits exit at once. Arithmetic:
-// attention.cuh and head_norm.cuh.
+// Grid (CTA of a cluster, KV head, sequence), 128 threads. A cluster has the splits of one sequence and KV head, each
+// in kParts parts: a part scores the keys of its share of the split's steps and makes its share of the output columns,
+// so that neither the copies nor the shared memory of one SM hold up a split. A CTA asks for all its keys and values
+// before griddep_wait() and makes its queries; the one with the new token's step also makes the new key and writes it
+// to the KV block, those of the last split the new value, each its columns. Warp w scores keys [16w, 16w + 16) of every
+// step for the 16 rows of the m16 tile and sends scores and maxima to all parts; each makes all of P, in shared memory
+// as bf16, and warp w accumulates its part's w-th quarter of columns. Splits behind the first send their states to the
+// parts of the first, which merge. What is sent counts on the receiver's barrier, so nobody waits for a round trip.
+// CTAs beyond a sequence's splits exit at once. Arithmetic: attention.cuh and head_norm.cuh.
 #include <bit>
 
 #include "backend/cuda/attention_step.cuh"
@@ -17,58 +19,107 @@ namespace {
 
 constexpr int kThreads = 128;
 
+template <int kParts>
 struct alignas(128) Shared {
-  uint8_t keys[kSplitSteps][kStepBytes];
-  uint8_t values[kSplitSteps][kStepBytes];
+  static constexpr int kSteps = kSplitSteps / kParts;      // whose keys a part scores
+  static constexpr int kColumns = kHeadDim / kParts;       // of values and outputs
+  static constexpr int kTiles = kColumns / 32;             // of 8 columns, a warp's
+  static constexpr int kValueBytes = kStepBytes / kParts;  // of a step
+  static constexpr int kMaxSplits = kMaxCluster / kParts;
+
+  uint8_t keys[kSteps][kStepBytes];
+  uint8_t values[kSplitSteps][kValueBytes];  // core matrices [token group 8][d chunk of the part]
   uint8_t q[kMaxDecodeRows * kHeadDim * 2];  // core matrices [row group 2][d chunk 16]
   SplitScratch scratch;
-  float state[kMaxDecodeRows * kPartialRow];  // what the first CTA of a cluster reads
+  // What other CTAs send, as their lanes hold it. Scores by [step][warp][row][lane of the quad].
+  float4 scores[kParts == 1 ? 1 : kSplitSteps][4][kMaxDecodeRows][4];
+  // States of splits 1 ..: by [warp][g][lane of the quad][tile]; m and l of rows g and g + 8.
+  float4 o[kMaxSplits - 1][4][8][4][kTiles];
+  float4 ml[kMaxSplits - 1][8];
+  uint64_t scored, merged;
 };
 
 #if QWEN3_SM90A
-// The splits of a cluster, rank by rank, meet in the first CTA's registers. Everyone else waits until it has read them.
-// state [kMaxDecodeRows][kPartialRow]: shared memory, at the same place in every CTA. out [group, 128].
-__device__ __forceinline__ void merge_cluster(int group, int split, int n_splits, const SplitLane& at,
-                                              const float (&o)[4][4], const float (&m)[2], const float2& l,
-                                              float* state, bf16* out) {
-  leave_state(state, group, at, o, m, l);
-  cluster_sync();
-  if (split == 0) {
-    for (int r = at.warp; r < group; r += 4) {
-      const uint32_t own = shared_address(state + r * kPartialRow);
-      float4 value[kMaxCluster], ml[kMaxCluster];
+// The part's columns of a step's values, as load_step() has them. half0, half1: the KV blocks' values of this head.
+template <int kParts>
+__device__ __forceinline__ void load_columns(const bf16* half0, const bf16* half1, int part, int start, int last,
+                                             uint32_t to, int thread) {
+  constexpr int kChunks = 16 / kParts;
+  const int in_group = thread % (8 * kChunks);
+  const int group = thread / (8 * kChunks);  // of tokens, beside the others of an iteration
+  const int key = start + group * 8 + thread % 8;
+  const int64_t from = group * kTokenGroup + (part * kChunks * 8 + in_group) * 8;
 #pragma unroll
-      for (int i = 0; i < kMaxCluster; i++) {
-        if (i >= n_splits) break;
-        value[i] = cluster_load_float4(cluster_address(own + at.lane * 16, static_cast<uint32_t>(i)));
-        ml[i] = cluster_load_float4(cluster_address(own + kHeadDim * 4, static_cast<uint32_t>(i)));
-      }
-      RowState row;
-      row.clear();
+  for (int i = 0; i < 8 / kParts; i++) {
+    const bf16* half = i * kParts < 4 ? half0 : half1;
+    cp_async_16(to + i * 2048 + thread * 16, half + from + i * kParts % 4 * kTokenGroup,
+                key + i * kParts * 8 <= last ? 16 : 0);
+  }
+}
+
+// Sends a step's masked scores of this warp's keys, and their maxima, to all parts of the split.
+template <int kParts>
+__device__ __forceinline__ void send_scores(Shared<kParts>& shared, const SplitLane& at, int group, int split, int step,
+                                            const float (&s)[2][4], const float2& top) {
+  const uint32_t to = shared_address(&shared.scores[step][at.warp][at.row][at.lane % 4]);
+  const uint32_t top_to = shared_address(&shared.scratch.top[step][at.row]) + at.warp * 4;
 #pragma unroll
-      for (int i = 0; i < kMaxCluster; i++) {
-        if (i >= n_splits) break;
-        row.add(value[i], ml[i].x, ml[i].y);
-      }
-      row.write(out + r * kHeadDim + at.lane * 4);
+  for (int part = 0; part < kParts; part++) {
+    const uint32_t rank = static_cast<uint32_t>(split * kParts + part);
+    const uint32_t barrier = cluster_address(shared_address(&shared.scored), rank);
+    if (at.row < group) {
+      cluster_store_async(cluster_address(to, rank), make_float4(s[0][0], s[0][1], s[1][0], s[1][1]), barrier);
+      if (at.column == 0) cluster_store_async(cluster_address(top_to, rank), top.x, barrier);
+    }
+    if (at.row + 8 < group) {
+      cluster_store_async(cluster_address(to + 8 * sizeof shared.scores[0][0][0], rank),
+                          make_float4(s[0][2], s[0][3], s[1][2], s[1][3]), barrier);
+      if (at.column == 0) cluster_store_async(cluster_address(top_to + 8 * sizeof(float4), rank), top.y, barrier);
     }
   }
-  cluster_sync();
+}
+__device__ __forceinline__ uint32_t score_bytes(int group, int n_steps) {
+  return static_cast<uint32_t>(n_steps * group * 4 * (4 * sizeof(float4) + sizeof(float)));
+}
+
+// Sends a split's state of this warp's columns to the same part of the first split.
+template <int kParts, int kTiles>
+__device__ __forceinline__ void send_state(Shared<kParts>& shared, const SplitLane& at, int group, int split, int part,
+                                           const float (&o)[kTiles][4], const float (&m)[2], const float2& l) {
+  if (at.row >= group) return;
+  const uint32_t rank = static_cast<uint32_t>(part);
+  const uint32_t barrier = cluster_address(shared_address(&shared.merged), rank);
+  const uint32_t to = cluster_address(shared_address(shared.o[split - 1][at.warp][at.row][at.lane % 4]), rank);
+#pragma unroll
+  for (int j = 0; j < kTiles; j++) {
+    cluster_store_async(to + j * sizeof(float4), make_float4(o[j][0], o[j][1], o[j][2], o[j][3]), barrier);
+  }
+  if (at.warp == 0 && at.column == 0) {
+    cluster_store_async(cluster_address(shared_address(&shared.ml[split - 1][at.row]), rank),
+                        make_float4(m[0], l.x, m[1], l.y), barrier);
+  }
+}
+template <int kTiles>
+__device__ __forceinline__ uint32_t state_bytes(int group, int n_splits) {
+  return static_cast<uint32_t>((n_splits - 1) * min(group, 8) * (4 * 4 * kTiles + 1) * sizeof(float4));
 }
 #endif
 
-template <bool kCluster>
+template <int kParts>
 __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const StepParams p) {
 #if QWEN3_SM90A
+  using Memory = Shared<kParts>;
+  constexpr int kSteps = Memory::kSteps, kTiles = Memory::kTiles;
   extern __shared__ __align__(128) uint8_t memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  Memory& shared = *reinterpret_cast<Memory*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
   const SplitLane at(thread);
   const int warp = at.warp;
   const int lane = at.lane;
   const int seq = static_cast<int>(blockIdx.z);
   const int head = static_cast<int>(blockIdx.y);
-  const int split = static_cast<int>(blockIdx.x);
+  const int split = static_cast<int>(blockIdx.x) / kParts;
+  const int part = static_cast<int>(blockIdx.x) % kParts;
 
   griddep_launch();
   // The block table is read together with the position that tells how much of it is valid.
@@ -82,23 +133,38 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
   if (last < 0 || split >= n_splits) return;
   const int first = split * kSplit;
   const int n_steps = min(last / kStep + 1 - split * kSplitSteps, kSplitSteps);
+  if (thread == 0) {
+    mbarrier_init(shared_address(&shared.scored), 1);
+    mbarrier_init(shared_address(&shared.merged), 1);
+    fence_mbarrier_init();
+    mbarrier_expect(shared_address(&shared.scored), score_bytes(p.group, n_steps));
+    mbarrier_expect(shared_address(&shared.merged), state_bytes<kTiles>(p.group, n_splits));
+  }
+  cluster_arrive();
   int new_block = 0;
 #pragma unroll
   for (int i = 0; i < kBlocks; i++) {
     if (first + i * kBlockSize > last) blocks[i] = 0;  // whatever the table holds there
     if (first + i * kBlockSize <= last) new_block = blocks[i];
   }
-  const auto load = [&](const bf16* pool, uint8_t (&to)[kSplitSteps][kStepBytes]) {
+  const int first_step = part * kSteps;
 #pragma unroll
-    for (int i = 0; i < kSplitSteps; i++) {
-      if (i >= n_steps) break;
-      load_step(pool, head, p.n_kv_heads, blocks[2 * i], blocks[2 * i + 1], first + i * kStep, last - 1,
-                shared_address(to[i]), thread);
-    }
-    cp_async_commit();
-  };
-  load(p.k, shared.keys);
-  load(p.v, shared.values);
+  for (int i = 0; i < kSplitSteps; i++) {
+    if (i < first_step || i >= first_step + kSteps || i >= n_steps) continue;
+    load_step(p.k, head, p.n_kv_heads, blocks[2 * i], blocks[2 * i + 1], first + i * kStep, last - 1,
+              shared_address(shared.keys) + (i - first_step) * kStepBytes, thread);
+  }
+  cp_async_commit();
+#pragma unroll
+  for (int i = 0; i < kSplitSteps; i++) {
+    if (i >= n_steps) break;
+    const auto values = [&](int block) {
+      return p.v + (static_cast<int64_t>(block) * p.n_kv_heads + head) * kHeadBlock;
+    };
+    load_columns<kParts>(values(blocks[2 * i]), values(blocks[2 * i + 1]), part, first + i * kStep, last - 1,
+                         shared_address(shared.values[i]), thread);
+  }
+  cp_async_commit();
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof shared.q) / 16 / kThreads; i++) {
     reinterpret_cast<uint4*>(shared.q)[i * kThreads + thread] = make_uint4(0, 0, 0, 0);
@@ -106,16 +172,20 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
   const HeadLane q_norm = load_norm_weight(p.q_norm, lane);
   const HeadLane k_norm = load_norm_weight(p.k_norm, lane);
   const bool has_new = split == n_splits - 1;
-  const int key_row = last % kStep;  // of the new key in its step
-  const bool key_owner = has_new && warp == key_row / 16;
+  const int key_row = last % kStep;               // of the new key in its step
+  const int key_step = n_steps - 1 - first_step;  // and its step among this part's
+  const bool key_owner = has_new && key_step >= 0 && key_step < kSteps && warp == key_row / 16;
+  // This lane's word of the new value: of the columns that its warp reads.
+  constexpr int kWords = 4 * kTiles;
+  const int value_at = part * (Memory::kColumns / 2) + warp * kWords + lane % kWords;
   __syncthreads();
+  cluster_wait();  // the barriers of those that will be sent to are there
   griddep_wait();
 
   const float* heads = p.qkv + static_cast<int64_t>(seq) * (p.n_heads + 2 * p.n_kv_heads) * kHeadDim;
   const float4 angles = p.angles[static_cast<int64_t>(seq) * 32 + lane];
   const HeadLane key = load_head(heads + (p.n_heads + head) * kHeadDim, lane);
-  const float2 value =
-      reinterpret_cast<const float2*>(heads + (p.n_heads + p.n_kv_heads + head) * kHeadDim)[warp * 16 + lane % 16];
+  const float2 value = reinterpret_cast<const float2*>(heads + (p.n_heads + p.n_kv_heads + head) * kHeadDim)[value_at];
   for (int r = warp; r < p.group; r += 4) {
     place_head(shared.q, r, lane,
                norm_rope(load_head(heads + (head * p.group + r) * kHeadDim, lane), q_norm, angles, p.eps));
@@ -126,17 +196,18 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
   cp_async_wait<1>();
   __syncthreads();
   if (key_owner) {  // the only warp that reads this row
-    place_head(shared.keys[n_steps - 1], key_row, lane, key_words);
+    place_head(shared.keys[key_step], key_row, lane, key_words);
     __syncwarp();
   }
 
   // Operands of the next k16 are asked for before the products of this one.
-  float s[kSplitSteps][2][4] = {};
-  uint32_t q[2][4], b[2][kSplitSteps][4];
+  const int own_steps = min(n_steps - first_step, kSteps);  // may be negative
+  float s[kSplitSteps][2][4] = {};                          // of the part's steps, later of all
+  uint32_t q[2][4], b[2][kSteps][4];
   const auto load_operands = [&](int k) {
     ldmatrix_x4(q[k % 2], shared_address(shared.q) + at.q + k * 256);
 #pragma unroll
-    for (int i = 0; i < kSplitSteps; i++) {
+    for (int i = 0; i < kSteps; i++) {
       ldmatrix_x4(b[k % 2][i], shared_address(shared.keys[i]) + at.k + k * 256);
     }
   };
@@ -145,78 +216,115 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
   for (int k = 0; k < 8; k++) {
     if (k < 7) load_operands(k + 1);
 #pragma unroll
-    for (int i = 0; i < kSplitSteps; i++) {
-      if (i >= n_steps) break;
+    for (int i = 0; i < kSteps; i++) {
+      if (kSteps > 1 && i >= own_steps) break;  // one that is not there costs less than to ask
       mma_bf16(s[i][0], q[k % 2], b[k % 2][i][0], b[k % 2][i][1]);
       mma_bf16(s[i][1], q[k % 2], b[k % 2][i][2], b[k % 2][i][3]);
     }
   }
 #pragma unroll
-  for (int i = 0; i < kSplitSteps; i++) {
-    if (i < n_steps) leave_top(shared.scratch, at, i, s[i], last - first - i * kStep);
+  for (int i = 0; i < kSteps; i++) {
+    if (i >= own_steps) break;
+    const int step = first_step + i;
+    const float2 top = mask_and_top(at, s[i], last - first - step * kStep);
+    if constexpr (kParts == 1) {
+      leave_top(shared.scratch, at, i, top);
+    } else {
+      send_scores(shared, at, p.group, split, step, s[i], top);
+    }
   }
   if (has_new) {  // beside the way of the scores
-    const int64_t at = (static_cast<int64_t>(new_block) * p.n_kv_heads + head) * kHeadBlock;
+    const int64_t to = (static_cast<int64_t>(new_block) * p.n_kv_heads + head) * kHeadBlock;
     const int slot = last % kBlockSize;
     if (key_owner) {
-      uint32_t* k = reinterpret_cast<uint32_t*>(p.k + at);
+      uint32_t* k = reinterpret_cast<uint32_t*>(p.k + to);
       k[kv_offset(slot, 2 * lane) / 2] = key_words.low;
       k[kv_offset(slot, 64 + 2 * lane) / 2] = key_words.high;
     }
-    if (lane < 16) reinterpret_cast<uint32_t*>(p.v + at)[kv_offset(slot, 32 * warp + 2 * lane) / 2] = value_word;
+    if (lane < kWords) reinterpret_cast<uint32_t*>(p.v + to)[kv_offset(slot, 2 * value_at) / 2] = value_word;
   }
-  __syncthreads();
+  if constexpr (kParts == 1) {
+    __syncthreads();
+  } else {
+    mbarrier_wait_cluster(shared_address(&shared.scored), 0);
+#pragma unroll
+    for (int i = 0; i < kSplitSteps; i++) {
+      if (i >= n_steps) break;
+      const float4 low = shared.scores[i][warp][at.row][lane % 4];
+      s[i][0][0] = low.x, s[i][0][1] = low.y, s[i][1][0] = low.z, s[i][1][1] = low.w;
+      if (p.group <= 8) continue;
+      const float4 high = shared.scores[i][warp][at.row + 8][lane % 4];
+      s[i][0][2] = high.x, s[i][0][3] = high.y, s[i][1][2] = high.z, s[i][1][3] = high.w;
+    }
+  }
 
   float alpha[kSplitSteps][2], m[2];
   softmax_split(shared.scratch, at, s, n_steps, p.scale, alpha, m);
   cp_async_wait<0>();
   __syncthreads();
   if (has_new) {  // every warp the columns that it reads
-    if (lane < 16) place_value(shared.values[n_steps - 1], key_row, warp, lane, value_word);
+    if (lane < kWords) {
+      uint8_t* to = shared.values[n_steps - 1] + key_row / 8 * (2048 / kParts) + key_row % 8 * 16;
+      const int word = warp * kWords + lane;
+      *reinterpret_cast<uint32_t*>(to + word / 4 * 128 + word % 4 * 4) = value_word;
+    }
     __syncwarp();
   }
 
-  float o[4][4] = {};
+  float o[kTiles][4] = {};
 #pragma unroll
   for (int i = 0; i < kSplitSteps; i++) {
     if (i >= n_steps) break;
     rescale(o, alpha[i]);
-    add_values(o, shared_address(shared.scratch.p_words[i]) + at.p, shared_address(shared.values[i]) + at.v,
-               kStep / 16);
+    add_values<kParts>(o, shared_address(shared.scratch.p_words[i]) + at.p, shared_address(shared.values[i]), warp,
+                       lane);
   }
   const float2 l = split_sums(shared.scratch, at);
-  bf16* out = p.out + (static_cast<int64_t>(seq) * p.n_heads + head * p.group) * kHeadDim;
-  if constexpr (kCluster) {
-    if (n_splits > 1) {
-      merge_cluster(p.group, split, n_splits, at, o, m, l, shared.state, out);
-      return;
-    }
+  if (split > 0) {
+    send_state(shared, at, p.group, split, part, o, m, l);
+    return;
   }
-  Running<4> running;
+  Running<kTiles> running;
   running.clear();
   running.add(o, m, l.x, l.y);
-  write_pair(out, p.group, at, running);
+  if (n_splits > 1) {
+    mbarrier_wait_cluster(shared_address(&shared.merged), 0);
+    for (int i = 0; i < n_splits - 1; i++) {
+#pragma unroll
+      for (int j = 0; j < kTiles; j++) {
+        const float4 tile = shared.o[i][warp][at.row][lane % 4][j];
+        o[j][0] = tile.x, o[j][1] = tile.y, o[j][2] = tile.z, o[j][3] = tile.w;
+      }
+      const float4 ml = shared.ml[i][at.row];
+      m[0] = ml.x, m[1] = ml.z;
+      running.add(o, m, ml.y, ml.w);
+    }
+  }
+  bf16* out = p.out + (static_cast<int64_t>(seq) * p.n_heads + head * p.group) * kHeadDim;
+  write_pair(out + part * Memory::kColumns, p.group, at, running);
 #endif
 }
 
-template <bool kCluster>
-void launch_kernel(const StepParams& p, unsigned n_splits, const Context& ctx) {
-  configure<attention_step_cluster_kernel<kCluster>>(sizeof(Shared));
-  launch("launching attention_step_cluster", attention_step_cluster_kernel<kCluster>,
-         {dim3(n_splits, static_cast<unsigned>(p.n_kv_heads), static_cast<unsigned>(p.n_seqs)), dim3(kThreads),
-          sizeof(Shared), kCluster ? static_cast<int>(n_splits) : 1},
+template <int kParts>
+void launch_kernel(const StepParams& p, int n_splits, const Context& ctx) {
+  configure<attention_step_cluster_kernel<kParts>>(sizeof(Shared<kParts>));
+  const int n_ctas = n_splits * kParts;
+  launch("launching attention_step_cluster", attention_step_cluster_kernel<kParts>,
+         {dim3(static_cast<unsigned>(n_ctas), static_cast<unsigned>(p.n_kv_heads), static_cast<unsigned>(p.n_seqs)),
+          dim3(kThreads), sizeof(Shared<kParts>), n_ctas},
          ctx, p);
 }
 
 }  // namespace
 
 void attention_step_cluster(const StepParams& p, const Context& ctx) {
-  const unsigned n_splits = std::bit_ceil(static_cast<unsigned>(p.max_splits));
-  if (n_splits == 1) {
-    launch_kernel<false>(p, n_splits, ctx);
-  } else {
-    launch_kernel<true>(p, n_splits, ctx);
-  }
+  const int n_splits = static_cast<int>(std::bit_ceil(static_cast<unsigned>(p.max_splits)));
+  const int n_ctas = n_splits * p.n_kv_heads * p.n_seqs;
+  // As many parts as SMs are there for.
+  const auto fits = [&](int parts) { return n_splits * parts <= kMaxCluster && n_ctas * parts <= ctx.sm_count; };
+  if (fits(4)) return launch_kernel<4>(p, n_splits, ctx);
+  if (fits(2)) return launch_kernel<2>(p, n_splits, ctx);
+  launch_kernel<1>(p, n_splits, ctx);
 }
 
 }  // namespace qwen3::cuda

@@ -12,6 +12,9 @@
 // front of what the kernel before still reads, and of this one's inputs. Shared memory stays below 99 KB, the limit of
 // 86, 89 and 120.
 //
+// 0.6B's products of up to 8 rows are over so soon that the loop's own instructions, met for the first time in each
+// launch, are what takes time: for its lengths of K all of it is one straight line, 300 of 1,000 ns shorter.
+//
 // Measured on an H200 (bench/results/2026-11-29-h200-linear-2.txt), share of 4.57 TB/s: 8B at 1 to 8 rows qkv 87 to
 // 89%, o 84 to 87%, gate_up 94%, down 88 to 90%, lm_head 98 to 99%; 0.6B qkv 71 to 73%, o 30%, gate_up 70%, down 36%,
 // lm_head 89 to 94%, there bound by latency. A form with bulk copies and tensor-map inputs was up to 1.3 times slower
@@ -20,6 +23,7 @@
 // Row n of the output tile and token t: accumulators c0 (n = g, t = 2q), c1 (g, 2q + 1), c2 (g + 8, 2q), c3; g and q
 // as in ptx.cuh. Rows past the end of x are zeros, never stored.
 #include <string>
+#include <utility>
 
 #include "backend/cuda/coded_weight.cuh"
 #include "backend/cuda/launch.h"
@@ -104,15 +108,16 @@ __device__ __forceinline__ uint32_t input_rows(int lane) {
   return lane % 8 * 128 + ((lane / 8 ^ lane % 8) << 4);
 }
 
-// first_wave: CTAs that run at once, and so wait for the kernel before.
-template <bool coded, int groups, int ring, int early>
+// first_wave: CTAs that run at once, and so wait for the kernel before. blocks: of a segment, if it is known: the loop
+// becomes a straight line. 0: any number.
+template <bool coded, int groups, int ring, int early, int blocks>
 __global__ void __launch_bounds__(kThreads)
     linear_decode_kernel(const __grid_constant__ LinearCall call, int first_wave) {
   extern __shared__ uint8_t raw_shared[];
   constexpr int kSlot = slot_bytes(coded, groups), kBlock = block_bytes(coded), kInputsAt = inputs_at(coded);
   const int warp = threadIdx.x / 32, lane = coded ? lane_id() : static_cast<int>(threadIdx.x % 32);
   const int begin = warp * call.col_blocks / kSegments, end = (warp + 1) * call.col_blocks / kSegments;
-  const int n = end - begin;
+  const int n = blocks > 0 ? blocks : end - begin;
   const uint32_t base = (shared_address(raw_shared) + 1023) & ~1023u;
   const uint32_t slots = base + warp * ring * kSlot;
   const int n_rows = call.n_rows, n_in = call.n_in;
@@ -165,8 +170,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < ring; i++) {
     if (i < n) fill_input(input_to + i * kSlot);
-    cp_async_commit();
+    if (blocks == 0) cp_async_commit();
   }
+  if (blocks > 0) cp_async_commit();
   // What the residual add adds to: asked for here, it is there when the sums are; a load behind them would be waited
   // for. Output i of a thread is element threadIdx.x + i * kThreads of the tile [token][16].
   auto place_of = [&](int i, int& token, int& out) {
@@ -233,18 +239,45 @@ __global__ void __launch_bounds__(kThreads)
         if (i + odd + 2 < n) take(i + odd + 2, block, inputs[odd]);
       }
     }
+  } else if constexpr (blocks > 0) {
+    static_assert(ring <= blocks && blocks <= 2 * ring);
+    PackedBlock weights[2];
+    const auto take_known = [&]<int i>() {
+      if constexpr (i == 0) cp_async_wait<0>();
+      if constexpr (i >= ring) cp_async_wait<blocks - 1 - i>();
+      if constexpr (i == 0 || i >= ring) __syncwarp();
+      constexpr uint32_t kAt = i % ring * kSlot;
+      load(weights[i % 2], weight_at + kAt, inputs[i % 2], input_at + kAt, coded_lane);
+      if constexpr (i + ring < blocks) {
+        __syncwarp();
+        fill_weight(weight_to + kAt);
+        fill_input(input_to + kAt);
+        cp_async_commit();
+      }
+    };
+    const auto step_known = [&]<int i>() {
+      if constexpr (i + 1 < blocks) take_known.template operator()<i + 1>();
+      inputs[i % 2].template multiply<0>(weights[i % 2].a[0], acc);
+      inputs[i % 2].template multiply<1>(weights[i % 2].a[1], acc);
+      inputs[i % 2].template multiply<2>(weights[i % 2].a[2], acc);
+      inputs[i % 2].template multiply<3>(weights[i % 2].a[3], acc);
+    };
+    take_known.template operator()<0>();
+    [&]<int... i>(std::integer_sequence<int, i...>) {
+      (step_known.template operator()<i>(), ...);
+    }(std::make_integer_sequence<int, blocks>());
   } else {
-    PackedBlock blocks[2];
-    if (n > 0) take(0, blocks[0], inputs[0]);
+    PackedBlock weights[2];
+    if (n > 0) take(0, weights[0], inputs[0]);
     for (int i = 0; i < n; i += 2) {
 #pragma unroll
       for (int odd = 0; odd < 2; odd++) {
-        if (i + odd + 1 < n) take(i + odd + 1, blocks[1 - odd], inputs[1 - odd]);
+        if (i + odd + 1 < n) take(i + odd + 1, weights[1 - odd], inputs[1 - odd]);
         if (i + odd >= n) continue;
-        inputs[odd].template multiply<0>(blocks[odd].a[0], acc);
-        inputs[odd].template multiply<1>(blocks[odd].a[1], acc);
-        inputs[odd].template multiply<2>(blocks[odd].a[2], acc);
-        inputs[odd].template multiply<3>(blocks[odd].a[3], acc);
+        inputs[odd].template multiply<0>(weights[odd].a[0], acc);
+        inputs[odd].template multiply<1>(weights[odd].a[1], acc);
+        inputs[odd].template multiply<2>(weights[odd].a[2], acc);
+        inputs[odd].template multiply<3>(weights[odd].a[3], acc);
       }
     }
   }
@@ -291,17 +324,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <bool coded, int groups, int ring, int early>
+template <bool coded, int groups, int ring, int early, int blocks = 0>
 void run(const LinearCall& call, const Context& ctx) {
   constexpr size_t kBytes = shared_bytes(coded, groups, ring);
   static_assert(kBytes <= 99 * 1024);
-  configure<linear_decode_kernel<coded, groups, ring, early>>(kBytes);
+  configure<linear_decode_kernel<coded, groups, ring, early, blocks>>(kBytes);
   // 228 KB of shared memory per SM, of which the system takes 1 KB per CTA. Without dependent launch nothing to wait
   // for.
   constexpr int kPerSm = static_cast<int>(228 * 1024 / (kBytes + 1024));
   const int first_wave = ctx.pdl ? kPerSm * ctx.sm_count : 0;
   const Grid grid{dim3(static_cast<unsigned>(call.row_tiles)), dim3(kThreads), kBytes};
-  launch("a small matrix product", linear_decode_kernel<coded, groups, ring, early>, grid, ctx, call, first_wave);
+  launch("a small matrix product", linear_decode_kernel<coded, groups, ring, early, blocks>, grid, ctx, call,
+         first_wave);
 }
 
 template <bool coded>
@@ -319,6 +353,21 @@ void run_form(const LinearCall& call, const Context& ctx, int ring) {
   run<coded, 8, 2, 1>(call, ctx);
 }
 
+// False: K is none of the lengths whose loop is a straight line.
+bool run_known(const LinearCall& call, const Context& ctx, int ring) {
+  const auto is = [&](int ring_of, int blocks) { return ring == ring_of && call.col_blocks == kSegments * blocks; };
+  if (is(4, 4)) {
+    run<false, 1, 4, 1, 4>(call, ctx);
+  } else if (is(8, 8)) {
+    run<false, 1, 8, 2, 8>(call, ctx);
+  } else if (is(8, 12)) {
+    run<false, 1, 8, 2, 12>(call, ctx);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void linear_decode(const LinearCall& call, const Context& ctx, int ring) {
@@ -331,6 +380,7 @@ void linear_decode(const LinearCall& call, const Context& ctx, int ring) {
     ring = longest <= 4 || (call.coded != nullptr && call.row_tiles > 4 * ctx.sm_count) ? 4
            : call.row_tiles <= 2 * ctx.sm_count                                         ? 8
                                                                                         : 6;
+    if (call.coded == nullptr && call.n_rows <= 8 && run_known(call, ctx, ring)) return;
   }
   call.coded != nullptr ? run_form<true>(call, ctx, ring) : run_form<false>(call, ctx, ring);
 }

@@ -298,6 +298,11 @@ __device__ __forceinline__ void cluster_store_async(uint32_t address, float4 v, 
       "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
       : "memory");
 }
+__device__ __forceinline__ void cluster_store_async(uint32_t address, float v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(v),
+               "r"(barrier)
+               : "memory");
+}
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nWAIT_%=:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
