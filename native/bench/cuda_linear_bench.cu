@@ -300,7 +300,7 @@ int main(int argc, char** argv) {
     std::printf("times are for Hopper only\n");
     return 1;
   }
-  const Context ctx = context(true);
+  const Context ctx = linear_context(true);
   try {
     Pool pool;
     pool.bytes = 2600000000;

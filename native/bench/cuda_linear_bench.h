@@ -48,6 +48,14 @@ struct Shape {
   size_t weight_bytes() const { return packed_bytes(weight_rows(), n_in, layout()); }
 };
 
+inline Context linear_context(bool hopper, bool pdl = true) {
+  Context ctx = context(hopper, pdl);
+  const size_t bytes = meeting_bytes(sm_count);
+  ctx.meeting = reinterpret_cast<float*>(allocate<uint8_t>(bytes));
+  ok(cudaMemsetAsync(ctx.meeting, 0xff, bytes, stream));
+  return ctx;
+}
+
 struct Variant {
   std::string name;
   int most_rows;

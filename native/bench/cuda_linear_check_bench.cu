@@ -373,7 +373,7 @@ void check_chain(const Context& base) {
 int main(int argc, char** argv) {
   const std::set<std::string> wanted = read_words(argc, argv, {"check", "chain", "repeat=N"});
   const cudaDeviceProp properties = open_device();
-  const Context ctx = context(properties.major == 9 && properties.minor == 0, properties.major >= 9);
+  const Context ctx = linear_context(properties.major == 9 && properties.minor == 0, properties.major >= 9);
   device_count = allocate<Count>(1);
   std::printf("%s, %d SMs\n", properties.name, sm_count);
   try {

@@ -106,6 +106,11 @@ CudaOps::CudaOps(int device, const std::string& kernels) : device_(device) {
   for (cudaEvent_t& event : marks_)
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
   last_tokens_ = static_cast<int32_t*>(memory_.allocate(kMaxStepRows * sizeof(int32_t), "sampling", ctx_.stream));
+  if (ctx_.hopper) {
+    const size_t bytes = meeting_bytes(ctx_.sm_count);
+    ctx_.meeting = static_cast<float*>(memory_.allocate(bytes, "products", ctx_.stream));
+    check(cudaMemsetAsync(ctx_.meeting, 0xff, bytes, ctx_.stream), "filling device memory");
+  }
   attention_workspace_ = {
       .partials = static_cast<float*>(memory_.allocate(kAttentionWorkspaceBytes, "attention", ctx_.stream)),
       .bytes = kAttentionWorkspaceBytes,

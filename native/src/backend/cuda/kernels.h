@@ -19,6 +19,9 @@ struct Context {
   int sm_count;
   bool hopper;  // use the sm_90a kernels
   bool pdl;     // programmatic dependent launch (sm_90 and newer)
+  // Where CTAs of a product meet that have different segments of K (linear_coded.cu): [meeting_bytes()], every byte
+  // 0xff between launches. nullptr: there is no such place.
+  float* meeting = nullptr;
 };
 
 // Throws Error(kDeviceError) saying which action failed and why.

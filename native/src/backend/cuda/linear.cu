@@ -14,11 +14,14 @@ constexpr int kHopperDecodeRows = 16;
 constexpr int kHopperDecodeRowsOfQkv = 32;
 // In place of the first for wide coded weights, which linear_coded serves.
 constexpr int kHopperDecodeRowsOfWide = 12;
-// Columns of inputs from which a narrow coded weight is faster by linear_coded than a packed one by linear_split: 8B's
-// down_proj has 12,288, its o_proj, equal, 4,096.
-constexpr int kLeastNarrowIn = 8192;
-// And from which linear_coded_wide is known to be faster than linear_hopper: its tiles end without another one
-// beginning beneath, which a short K (0.6B's lm_head) would feel most.
+// Columns of inputs from which o_proj or down_proj is faster coded, by linear_coded, than packed: 8B's down_proj has
+// 12,288, its o_proj, equal, 4,096.
+constexpr int kLeastCodedIn = 8192;
+// Rows between which qkv_proj is.
+constexpr int kLeastCodedRowsOfQkv = 33;
+constexpr int kMostCodedRowsOfQkv = 96;
+// Columns of inputs from which linear_coded_wide is known to be faster than linear_hopper: its tiles end without
+// another one beginning beneath, which a short K (0.6B's lm_head) would feel most.
 constexpr int kLeastWideIn = 2048;
 
 }  // namespace
@@ -54,7 +57,10 @@ void linear_any(const LinearCall& call, const Context& ctx) {
   if (call.coded != nullptr) {
     const bool wide = is_wide(call, ctx);
     if (call.n_rows <= (wide ? kHopperDecodeRowsOfWide : kHopperDecodeRows)) return linear_decode(call, ctx);
-    if ((wide || call.n_in >= kLeastNarrowIn) && linear_coded_serves(call, ctx)) return linear_coded(call, ctx);
+    const bool pays = wide || (call.mode == LinearMode::kStore
+                                   ? call.n_rows >= kLeastCodedRowsOfQkv && call.n_rows <= kMostCodedRowsOfQkv
+                                   : call.n_in >= kLeastCodedIn);
+    if (pays && linear_coded_serves(call, ctx)) return linear_coded(call, ctx);
     if (call.n_in >= kLeastWideIn && linear_coded_wide_serves(call, ctx)) return linear_coded_wide(call, ctx);
     if (call.mode == LinearMode::kStore && call.n_rows <= kHopperDecodeRowsOfQkv) return linear_decode(call, ctx);
   }

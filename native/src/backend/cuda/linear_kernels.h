@@ -55,9 +55,10 @@ inline constexpr int kMaxSlabRows = 32;
 bool linear_slabs_serves(const LinearCall& call, const Context& ctx);
 void linear_slabs(const LinearCall& call, const Context& ctx);
 
-// Hopper only, coded weights: wide ones up to 64 rows, and up to 96 rows ones so narrow that all their outputs are at
-// hand at once.
-inline constexpr int kMaxCodedRows = 96;
+// Hopper only, coded weights: wide ones up to 64 rows; others up to 128, modes kStore and kAccumulate, if all their
+// outputs are at hand at once, a segment of K per CTA, in ctx.meeting.
+inline constexpr int kMaxCodedRows = 128;
+size_t meeting_bytes(int sm_count);
 bool is_wide(const LinearCall& call, const Context& ctx);  // two slabs of 64 outputs for each SM, or more
 bool linear_coded_serves(const LinearCall& call, const Context& ctx);
 void linear_coded(const LinearCall& call, const Context& ctx);

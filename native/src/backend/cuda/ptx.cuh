@@ -193,6 +193,19 @@ __device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void*
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
       : "memory");
 }
+// ---- global memory that other CTAs write and read meanwhile, 16-byte aligned; orders nothing else
+__device__ __forceinline__ void global_store_relaxed(float* to, float4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ float4 global_load_relaxed(const float* from) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
 // ---- shared memory by address, floats and writing
 __device__ __forceinline__ void shared_store(uint32_t address, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
