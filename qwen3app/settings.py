@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -330,7 +329,14 @@ def _existing(text: str, source: str, progress: Callable[[], Progress] | None) -
         named = not path.exists() and not path.parent.is_dir()
     except (OSError, RuntimeError) as error:  # no permission; no home directory to put for ~
         what, named = f"cannot be used ({error})", False
-    from qwen3app.hub.names import cache_directory, find_cached, means_a_folder, official_name, parse_name
+    from qwen3app.hub.names import (
+        cache_directory,
+        find_cached,
+        means_a_folder,
+        official_name,
+        parse_name,
+        pull_command,
+    )
 
     # models/mine looks like a name too; where there is a folder models/, it is a path with a slip in it, unless the
     # cache has a model of that name. So is models/qwen3-0.6b, wherever.
@@ -342,7 +348,7 @@ def _existing(text: str, source: str, progress: Callable[[], Progress] | None) -
     hint = "" if name is None else f", or get a model with `qwen3-8b pull OWNER/NAME --dir {text}`"
     official = official_name(text) if what == "does not exist" else None
     if official is not None and "/" in text:
-        hint = f", or get it with `qwen3-8b pull {official} --dir {shlex.quote(str(path))}`"
+        hint = f", or get it with `{pull_command(official, str(path))}`"
     elif what == "does not exist" and text.lower().startswith("qwen3-"):
         hint = f", or name a model of the Hub with its owner: {official or f'Qwen/{text}'}"
     raise UsageError(f"The model directory {path} ({source}) {what}; check the path{hint}.")

@@ -64,16 +64,22 @@ def _read_text(stream: BinaryIO, what: str) -> str:
     return text
 
 
-class _Thought:
-    """What is shown of the thought."""
+class _Notes:
+    """What goes to stderr. Where that takes nothing any more (a full disk, a reader who has gone), notes are lost: the
+    answer must not be."""
 
     def __init__(self, stderr: TextIO) -> None:
-        self._stderr = stderr
+        self._stderr: TextIO | None = stderr
         self._in_line = False
 
     def write(self, text: str) -> None:
-        self._stderr.write(sanitize(text))
-        self._stderr.flush()
+        if self._stderr is None:
+            return
+        try:
+            self._stderr.write(text)
+            self._stderr.flush()
+        except OSError:
+            self._stderr = None
         self._in_line = not text.endswith("\n")
 
     def end_line(self) -> None:
@@ -94,16 +100,16 @@ async def ask_once(
     on, so that where both go to one screen the answer does not continue it."""
     terminal = Renderer(Console(file=stdout, highlight=False)) if stdout.isatty() else None
     last = ""
-    thought = _Thought(stderr)
+    notes = _Notes(stderr)
     try:
         async with aclosing(session.ask(question)) as pieces:
             async for piece in pieces:
                 assert isinstance(piece, Piece)  # without tools there are no calls
                 if piece.kind == "thought":
                     if show_thinking:
-                        thought.write(piece.text)
+                        notes.write(sanitize(piece.text))
                     continue
-                thought.end_line()
+                notes.end_line()
                 if terminal is not None:
                     terminal.piece(piece)
                 else:
@@ -111,7 +117,7 @@ async def ask_once(
                     stdout.flush()
                     last = piece.text
     finally:
-        thought.end_line()
+        notes.end_line()
     if terminal is not None:
         terminal.end_part()
     if last and not last.endswith("\n"):
@@ -119,6 +125,6 @@ async def ask_once(
         stdout.flush()
     no_thought = "--no-think" if session.think else None
     if sentence := cut_sentence(session.stats, "--max-tokens N", no_thought=no_thought, has_earlier=False):
-        stderr.write(f"{sentence}\n")
+        notes.write(f"{sentence}\n")
     if show_stats:
-        stderr.write(f"{stats_line(session.stats)}\n")
+        notes.write(f"{stats_line(session.stats)}\n")

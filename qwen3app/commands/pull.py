@@ -9,9 +9,10 @@ from pathlib import Path
 
 from qwen3app.errors import ModelError, UsageError
 from qwen3app.hub.client import UnknownName
-from qwen3app.hub.names import parse_name
+from qwen3app.hub.names import means_a_folder, official_name, parse_name, pull_command
 from qwen3app.hub.progress import progress_on
 from qwen3app.hub.pull import pull
+from qwen3app.settings import DEFAULT_MODEL
 
 
 def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,14 @@ def run_pull(args: argparse.Namespace) -> int:
     """Prints the model's directory on stdout; the rest goes to stderr."""
     name = parse_name(args.name)
     is_directory = os.path.isdir(args.name)  # noqa: PTH112 - a text that can be no path is none
-    if name is None and is_directory:
+    # As a name it would be asked for on the Hub, where anybody may have put something there.
+    is_folder = name is not None and name.repo == args.name and means_a_folder(args.name, str(DEFAULT_MODEL.parent))
+    if is_folder and not is_directory:
+        raise UsageError(
+            f"{args.name} is a folder's name, not a model's on the Hub; "
+            f"`{pull_command(str(official_name(args.name)), args.name)}` puts the model there."
+        )
+    if is_directory and (name is None or is_folder):
         raise UsageError(
             f"{args.name} is a directory here, not a name on the Hub; a model in it needs no download "
             f"(--model {args.name}). Give OWNER/NAME, like Qwen/Qwen3-8B."

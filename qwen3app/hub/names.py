@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -67,6 +68,11 @@ def means_a_folder(repo: str, folder: str) -> bool:
     are kept, and NAME an official model's. Others publish models of these names on the Hub, too."""
     owner, _, name = repo.partition("/")
     return owner == folder and official_name(name) is not None
+
+
+def pull_command(official: str, folder: str) -> str:
+    """What puts an official model into a folder."""
+    return f"qwen3-8b pull {official} --dir {shlex.quote(folder)}"
 
 
 def _without_site(text: str) -> str:

@@ -13,6 +13,7 @@ from qwen3app.server.replies import to_json
 from qwen3app.server.requests import DetokenizeBody, TokenizeBody, read_body
 from qwen3app.server.sse import JsonReply, Reply
 from qwen3app.server.thinking import thinking_of
+from qwen3app.server.tools import tool_functions
 
 if TYPE_CHECKING:
     from qwen3app.server.state import ServerState
@@ -33,6 +34,7 @@ async def tokenize(request: Request[Any, Any, Any]) -> Reply:
         if body.prompt is not None:
             tokens = model.tokenizer.encode_raw(body.prompt, "prompt")
         else:
+            tool_functions(body.tools)
             tokens = chat_prompt(model.template, body, thinking, body.tools).ids
         text = model.tokenizer.token_text
         reply: dict[str, Any] = {

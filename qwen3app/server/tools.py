@@ -68,10 +68,7 @@ class ToolRequest:
 
 def tool_request(body: ChatBody) -> ToolRequest:
     """The request's tools; RequestError with the place of a fault."""
-    if body.tools is not None and len(body.tools) > MAX_TOOLS:
-        raise RequestError(f"tools takes at most {MAX_TOOLS} tools, got {len(body.tools)}.", "tools")
-    functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
-    _check_names(functions)
+    functions = tool_functions(body.tools)
     choice: Any = "auto" if body.tool_choice is None else body.tool_choice
     if not functions:
         if choice not in ("auto", "none"):
@@ -94,6 +91,15 @@ def tool_request(body: ChatBody) -> ToolRequest:
     if kind == "function":
         return ToolRequest(body.tools, CallPolicy.ONE, (_named(inner, functions),), forced=True)
     raise _wrong_choice()
+
+
+def tool_functions(tools: Sequence[Any] | None) -> tuple[ToolFunction, ...]:
+    """What the tools say of themselves; RequestError with the place of a fault."""
+    if tools is not None and len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools takes at most {MAX_TOOLS} tools, got {len(tools)}.", "tools")
+    functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(tools or ()))
+    _check_names(functions)
+    return functions
 
 
 def _named(choice: Any, functions: Sequence[ToolFunction]) -> ToolFunction:

@@ -164,10 +164,12 @@ def _normalise_call(call: Any, param: str) -> dict[str, Any]:
         raise TextError(f"{param} must be an object, not {_kind(call)}.", param)
     result = dict(call)
     inner = result
-    if result.get("function") is not None:
+    if "function" in result:
         param = f"{param}.function"
         if not isinstance(result["function"], Mapping):
-            raise TextError(f"{param} must be an object, not {_kind(result['function'])}.", param)
+            raise TextError(
+                f"{param} must be an object with name and arguments, not {_kind(result['function'])}.", param
+            )
         inner = result["function"] = dict(result["function"])
     name = inner.get("name")
     if not isinstance(name, str) or not name:

@@ -62,6 +62,18 @@ async def test_thought_and_answer_are_not_on_one_line(
     assert out.getvalue() == (f"{answer}\n" if answer else "")
 
 
+class FullDisk(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+async def test_notes_that_nobody_takes_do_not_cost_the_answer(session: ChatSession, runtime: Any) -> None:
+    runtime.script, runtime.finish = [("So ", ""), ("95.", ""), ("", "9"), ("", "5.")], "length"
+    out, err = io.StringIO(), FullDisk()
+    await ask_once(session, "Hi", out, err, show_thinking=True, show_stats=True)
+    assert (out.getvalue(), err.getvalue()) == ("95.\n", "So ")
+
+
 async def test_no_thought_is_shown_unasked(session: ChatSession, runtime: Any) -> None:
     runtime.script = [("So 95.", ""), ("", "95.")]
     out, err = io.StringIO(), io.StringIO()

@@ -477,6 +477,21 @@ def test_a_directory_is_no_name(run: Run, hub: FakeHub, tmp_path: Path) -> None:
     assert said.endswith("models/tiny is a directory here: a model in it needs no download, only --model models/tiny.")
 
 
+def test_where_a_model_is_put_is_no_name(run: Run, hub: FakeHub, tmp_path: Path) -> None:
+    def said(text: str) -> str:
+        done = run("pull", text)
+        assert done.returncode == 2 and not hub.seen, done.stderr
+        return done.stderr
+
+    for text, official in (("models/qwen3-0.6b", "Qwen/Qwen3-0.6B"), ("models/Qwen3-4B-Base", "Qwen/Qwen3-4B-Base")):
+        assert said(text) == (
+            f"qwen3-8b: {text} is a folder's name, not a model's on the Hub; "
+            f"`qwen3-8b pull {official} --dir {text}` puts the model there.\n"
+        )
+    (tmp_path / "here" / "models" / "qwen3-0.6b").mkdir(parents=True)
+    assert "models/qwen3-0.6b is a directory here" in said("models/qwen3-0.6b")
+
+
 def test_a_hub_that_falls_silent_is_asked_again(run: Run, hub: FakeHub) -> None:
     hub.hold = threading.Event()
     done = run("pull", "Qwen/tiny", HF_HUB_DOWNLOAD_TIMEOUT="5")

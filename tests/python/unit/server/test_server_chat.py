@@ -196,6 +196,8 @@ async def test_what_the_prompt_cannot_be_made_of_is_named(text_parts: TextParts)
             "tools[0].function.description",
         ),
         ({**hi, "chat_template_kwargs": {"namespace": 5}}, "chat_template_kwargs.namespace"),
+        ({**hi, "tools": [{"name": "a b"}]}, "tools[0].name"),
+        ({**hi, "tools": [{"name": "f"}, {"function": {"name": "f"}}]}, "tools[1].function.name"),
         ({"prompt": run}, "prompt"),
     ]
     async with serving(make_model(text_parts, FakeEngine(says(text_parts, "a")))) as server:

@@ -75,6 +75,16 @@ def test_what_is_missing_is_not_called_null(message: dict[str, Any], place: str)
     assert sentence.startswith(f"{place}; send "), sentence
 
 
+@pytest.mark.parametrize(("function", "kind"), [(None, "null"), ("f", "a string"), ([], "a list")])
+def test_what_is_called_is_an_object(function: Any, kind: str) -> None:
+    place = "messages[0].tool_calls[0].function"
+    call = {"name": "f", "function": function}
+    assert refused([{"role": "assistant", "tool_calls": [call]}]) == (
+        f"{place} must be an object with name and arguments, not {kind}.",
+        place,
+    )
+
+
 def test_b23_text_parts_are_joined_with_newlines() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}, "c"]
     for role in ("user", "tool", "system", "assistant"):
