@@ -164,7 +164,7 @@ def _normalise_call(call: Any, param: str) -> dict[str, Any]:
         raise TextError(f"{param} must be an object, not {_kind(call)}.", param)
     result = dict(call)
     inner = result
-    if "function" in result:
+    if result.get("function") is not None or ("function" in result and "name" not in result):
         param = f"{param}.function"
         if not isinstance(result["function"], Mapping):
             raise TextError(

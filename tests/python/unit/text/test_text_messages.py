@@ -78,11 +78,15 @@ def test_what_is_missing_is_not_called_null(message: dict[str, Any], place: str)
 @pytest.mark.parametrize(("function", "kind"), [(None, "null"), ("f", "a string"), ([], "a list")])
 def test_what_is_called_is_an_object(function: Any, kind: str) -> None:
     place = "messages[0].tool_calls[0].function"
-    call = {"name": "f", "function": function}
-    assert refused([{"role": "assistant", "tool_calls": [call]}]) == (
+    assert refused([{"role": "assistant", "tool_calls": [{"function": function}]}]) == (
         f"{place} must be an object with name and arguments, not {kind}.",
         place,
     )
+
+
+def test_a_call_without_a_wrapper_may_have_a_null_one() -> None:
+    messages = normalise_messages([{"role": "assistant", "tool_calls": [{"name": "f", "function": None}]}])
+    assert messages[0]["tool_calls"] == [{"name": "f", "function": None, "arguments": {}}]
 
 
 def test_b23_text_parts_are_joined_with_newlines() -> None:
