@@ -119,11 +119,8 @@ async def test_b57_no_string_of_a_request_becomes_a_control_token() -> None:
             counted = {name: body[name] for name in ("messages", "tools", "chat_template_kwargs")}
             prompt[:] = (await server.post("/tokenize", counted)).json()["tokens"]
             answer = await server.post("/v1/chat/completions", {**body, "max_tokens": 1})
-            if answer.status_code == 400:  # a tool's name holds no marker; /tokenize counts it all the same
-                assert answer.json()["error"]["param"] in ("tools[0].function.name", "tools[1].name"), answer.text
-            else:
-                assert answer.status_code == 200, (answer.text, body)
-                assert list(engine.requests[len(engine.requests)].prompt) == prompt
+            assert answer.status_code == 200, (answer.text, body)
+            assert list(engine.requests[len(engine.requests)].prompt) == prompt
             return [token for token in prompt if token in parts.tokenizer.added_tokens]
 
         clean = await marks(BODY)
@@ -134,7 +131,8 @@ async def test_b57_no_string_of_a_request_becomes_a_control_token() -> None:
             thought = path[:2] in (("messages", 2), ("messages", 6)) and path[2] in ("content", "reasoning_content")
             evil = random.sample(MARKERS if thought else MARKERS + THINK, 3)
             body = copy.deepcopy(BODY)
-            put(body, path, is_key, evil[0] + "\n", evil[1] + evil[2])
+            is_tool_name = path[0] == "tools" and path[-1] == "name" and not is_key  # which has no end of a line
+            put(body, path, is_key, evil[0] + ("" if is_tool_name else "\n"), evil[1] + evil[2])
             assert await marks(body) == clean, path
             shown += evil[0] in parts.tokenizer.decode(prompt, skip_special=False)
         assert shown > 25  # of the places that the template writes
