@@ -129,6 +129,12 @@ void step_checks() {
     cases.push_back({"edges", padded, 2 * group, 2, 5});
     for (const int p : edges)
       if (group == 4 || p % 3 == 0) cases.push_back({"alone", {p}, 2 * group, 2});
+    // attention_step_cluster, 132 SMs: one part of 8 splits; then with padding 4, 2, 2 and 1 parts of 1, 1, 2 and 1.
+    for (const int p : {1300, 1792, 2047}) cases.push_back({"alone", {p}, 2 * group, 2});
+    cases.push_back({"few", {200, -1, 30, 255}, 2 * group, 2});
+    cases.push_back({"few", {200, -1, 30, 63, 64, 127, 0, 223}, 8 * group, 8});
+    cases.push_back({"few", {400, -1, 300, 90}, 8 * group, 8});
+    cases.push_back({"few", {200, 100, -1, 30, 63, 64, 127, 0, 223}, 8 * group, 8});
   }
   for (const int n : {1, 2, 3, 8, 17, 40, 64, 130, 256, 512}) {
     for (const int p : {100, 511, 640, 1100, 3000})

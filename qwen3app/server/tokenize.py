@@ -34,7 +34,7 @@ async def tokenize(request: Request[Any, Any, Any]) -> Reply:
         if body.prompt is not None:
             tokens = model.tokenizer.encode_raw(body.prompt, "prompt")
         else:
-            tool_functions(body.tools)
+            tool_functions(body.tools)  # refuses what a chat would refuse
             tokens = chat_prompt(model.template, body, thinking, body.tools).ids
         text = model.tokenizer.token_text
         reply: dict[str, Any] = {

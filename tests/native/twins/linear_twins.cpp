@@ -234,8 +234,8 @@ void linear_twins(const Settings& settings, Report& report) {
                {{4096}, 12288, 140},
                {{151936}, 1024, 33},
                {{16900}, 256, 70},     // linear_coded, with a last CTA that is not full,
-               {{3300}, 8448, 100},    // and with segments that meet, of two
-               {{5100}, 8448, 130},    // and of three slabs per CTA;
+               {{3236}, 8448, 100},    // and with segments that meet, of two slabs per CTA (one slab is missing)
+               {{5100}, 8448, 128},    // and of three;
                {{26000}, 2048, 130}};  // linear_coded_wide, clusters with a second tile
     gate_ups = {{{3072, 3072}, 1024, 300}, {{12288, 12288}, 4096, 140}, {{8500, 8500}, 2048, 130}};
     for (int i = 0; i < 60; i++) {

@@ -1,8 +1,9 @@
 // What the kernels for decode steps on Hopper share: parameters, and a split's softmax by four warps.
 //
 // In every step of kStep keys warp w scores keys [16w, 16w + 16) for the 16 rows of an m16 tile; the maxima of all
-// steps of the split meet in shared memory; P goes through shared memory as bf16; warp w accumulates output columns
-// [32w, 32w + 32). Rows are the query heads of one token and KV head. Arithmetic: attention.cuh.
+// steps of the split meet in shared memory; P goes through shared memory as bf16; warp w accumulates the w-th quarter
+// of the output columns that its CTA makes: all of them in attention_step.cu, those of its part in
+// attention_step_cluster.cu. Rows are the query heads of one token and KV head. Arithmetic: attention.cuh.
 #pragma once
 
 #include "backend/cuda/attention.cuh"

@@ -5,10 +5,11 @@
 // so that neither the copies nor the shared memory of one SM hold up a split. A CTA asks for all its keys and values
 // before griddep_wait() and makes its queries; the one with the new token's step also makes the new key and writes it
 // to the KV block, those of the last split the new value, each its columns. Warp w scores keys [16w, 16w + 16) of every
-// step for the 16 rows of the m16 tile and sends scores and maxima to all parts; each makes all of P, in shared memory
-// as bf16, and warp w accumulates its part's w-th quarter of columns. Splits behind the first send their states to the
-// parts of the first, which merge. What is sent counts on the receiver's barrier, so nobody waits for a round trip.
-// CTAs beyond a sequence's splits exit at once. Arithmetic: attention.cuh and head_norm.cuh.
+// step for the 16 rows of the m16 tile and, if there are several parts, sends scores and maxima to all of them; each
+// makes all of P, in shared memory as bf16, and warp w accumulates its part's w-th quarter of columns. Splits behind
+// the first send their states to the parts of the first, which merge. What is sent counts on the receiver's barrier, so
+// nobody waits for a round trip. CTAs beyond a sequence's splits exit at once. Arithmetic: attention.cuh and
+// head_norm.cuh.
 #include <bit>
 
 #include "backend/cuda/attention_step.cuh"
@@ -31,7 +32,8 @@ struct alignas(128) Shared {
   uint8_t values[kSplitSteps][kValueBytes];  // core matrices [token group 8][d chunk of the part]
   uint8_t q[kMaxDecodeRows * kHeadDim * 2];  // core matrices [row group 2][d chunk 16]
   SplitScratch scratch;
-  // What other CTAs send, as their lanes hold it. Scores by [step][warp][row][lane of the quad].
+  // What other CTAs send, as their lanes hold it; of rows of the group alone. What stands for the others is read too,
+  // but rows never mix, and theirs are not written. Scores by [step][warp][row][lane of the quad].
   float4 scores[kParts == 1 ? 1 : kSplitSteps][4][kMaxDecodeRows][4];
   // States of splits 1 ..: by [warp][g][lane of the quad][tile]; m and l of rows g and g + 8.
   float4 o[kMaxSplits - 1][4][8][4][kTiles];
@@ -217,7 +219,8 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
     if (k < 7) load_operands(k + 1);
 #pragma unroll
     for (int i = 0; i < kSteps; i++) {
-      if (kSteps > 1 && i >= own_steps) break;  // one that is not there costs less than to ask
+      // A part's only step costs less than to ask whether it is there: scores of stale memory are not sent.
+      if (kSteps > 1 && i >= own_steps) break;
       mma_bf16(s[i][0], q[k % 2], b[k % 2][i][0], b[k % 2][i][1]);
       mma_bf16(s[i][1], q[k % 2], b[k % 2][i][2], b[k % 2][i][3]);
     }

@@ -134,8 +134,7 @@ __device__ __forceinline__ Piece find_piece(const StepParams& p, Shared& shared,
   piece.pairs = excess(n_pairs) <= excess(n_splits) + kTravel || n_splits > p.max_states;
   const int g = parts(piece.pairs ? n_pairs : n_splits);
   const auto border = [&](int c) {
-    // In 32 bits, as every launch waits for it: 512 sequences of 131,072 tokens have 8 million steps.
-    return c >= g ? n_steps : static_cast<int>((static_cast<uint32_t>(c) * n_steps + g - 1) / g);
+    return c >= g ? n_steps : static_cast<int>((static_cast<int64_t>(c) * n_steps + g - 1) / g);
   };
   const int first = border(static_cast<int>(blockIdx.x));
   piece.end = border(static_cast<int>(blockIdx.x) + 1);

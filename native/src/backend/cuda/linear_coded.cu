@@ -14,9 +14,10 @@
 //
 // The meeting of a row tile's four warps: each finishes a quarter of the rows. Words that have not come yet are
 // kNothing, a NaN that no sum is, and who has read a word puts that back: a sum is there as soon as it differs, without
-// a flag, a fence and a second way through the second-level cache (which cost 2 to 3 us more). The warps wait for each
-// other, so all CTAs must be able to run at once: slabs_per_cta(). Those of a tile are neighbours and start one after
-// another, so that beside another kernel on the GPU all tiles but the last one begun are complete, end, and make room.
+// a flag, a fence and a second way through the second-level cache (which cost 1.4 to 2.6 us more). The warps wait for
+// each other, so all CTAs must be able to run at once: slabs_per_cta(). Those of a tile are neighbours and start one
+// after another (as GPUs do; CUDA does not promise it), so that beside another kernel on the GPU, another engine's of
+// this kind too, all tiles but the last one begun are complete, end, and make room.
 //
 // Measured on an H200 (bench/results/2026-12-01-h200.txt), 8B, us at 32 / 64 / 96 / 128 rows against the packed form:
 // gate_up 40 / 41 (50 / 51), lm_head 239 / 260 (292 / 311), down 21.4 / 22.3 / 23.5 / 27.0 (27.0 / 27.0 / 29.3 / 29.7),

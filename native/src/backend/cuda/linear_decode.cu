@@ -353,7 +353,7 @@ void run_form(const LinearCall& call, const Context& ctx, int ring) {
   run<coded, 8, 2, 1>(call, ctx);
 }
 
-// False: K is none of the lengths whose loop is a straight line.
+// False: there is no straight line for this K with this ring.
 bool run_known(const LinearCall& call, const Context& ctx, int ring) {
   const auto is = [&](int ring_of, int blocks) { return ring == ring_of && call.col_blocks == kSegments * blocks; };
   if (is(4, 4)) {

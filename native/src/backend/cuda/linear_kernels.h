@@ -55,8 +55,9 @@ inline constexpr int kMaxSlabRows = 32;
 bool linear_slabs_serves(const LinearCall& call, const Context& ctx);
 void linear_slabs(const LinearCall& call, const Context& ctx);
 
-// Hopper only, coded weights: wide ones up to 64 rows; others up to 128, modes kStore and kAccumulate, if all their
-// outputs are at hand at once, a segment of K per CTA, in ctx.meeting.
+// Hopper only, coded weights: wide ones up to 64 rows; others up to 128, modes kStore and kAccumulate, if CTAs
+// of two or three slabs and a segment of K, which meet in ctx.meeting, are no more than the SMs and three quarters of
+// them at least.
 inline constexpr int kMaxCodedRows = 128;
 size_t meeting_bytes(int sm_count);
 bool is_wide(const LinearCall& call, const Context& ctx);  // two slabs of 64 outputs for each SM, or more
