@@ -182,7 +182,7 @@ std::vector<bf16> compute(const Logical& s, const std::vector<Piece>& pieces, co
   // What a captured graph knows: every padded sequence may have a token.
   std::vector<int32_t> host_start = query_start;
   for (int i = 0; i < options.idle; i++) host_start[host_start.size() - size_t(i) - 1] += options.idle - i;
-  const BatchHost host{n_tokens, n_seqs, host_start.data(), max_context + options.extra_context};
+  const BatchHost host{n_tokens, n_seqs, host_start.data(), max_context + options.extra_context, nullptr};
   cuda::attention(args, host, workspace(options.workspace_bytes), context(options.hopper, options.pdl));
   finish();
   std::vector<bf16> result = out.host();

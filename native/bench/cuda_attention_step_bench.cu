@@ -29,11 +29,12 @@ namespace {
 
 constexpr double kBandwidth = 4.5e12;
 
-// A batch of one new token each at the given positions (-1: padding), over blocks with random keys and values up to the
-// new token, NaN after it.
+// A batch of one new token each at the given positions (-1: padding, at the end), over blocks with random keys and
+// values up to the new token, NaN after it.
 struct Step {
   int heads, kv, n, max_blocks;
-  std::vector<int32_t> start;
+  std::vector<int32_t> start, real;  // real: positions of the sequences that are there
+  std::vector<int32_t> table;
   Buffer<float> qkv, angles;
   Buffer<bf16> q_norm, k_norm, q;
   std::unique_ptr<Buffer<int32_t>> positions, seq_of, query_start, tables;
@@ -59,7 +60,8 @@ struct Step {
     for (const int p : at) max_context = std::max(max_context, p + 1), n_blocks += p < 0 ? 0 : p / kBlockSize + 1;
     max_blocks = (max_context + kBlockSize - 1) / kBlockSize + extra_blocks;
     max_context = max_blocks * kBlockSize;
-    std::vector<int32_t> ids(size_t(n_blocks) - 1), table(size_t(n) * size_t(max_blocks), 0), of, place;
+    std::vector<int32_t> ids(size_t(n_blocks) - 1), of, place;
+    table.assign(size_t(n) * size_t(max_blocks), 0);
     std::iota(ids.begin(), ids.end(), 1);
     for (size_t i = ids.size(); i > 1; i--) std::swap(ids[i - 1], ids[mix_bits(i + salt) % i]);
     const size_t elements = size_t(n_blocks) * size_t(n_kv) * kHeadBlock;
@@ -70,6 +72,7 @@ struct Step {
     for (int s = 0; s < n; s++) {
       of.push_back(at[size_t(s)] < 0 ? -1 : s);
       place.push_back(std::max(at[size_t(s)], 0));
+      if (at[size_t(s)] >= 0) real.push_back(at[size_t(s)]);
       start.push_back(s);
       for (int b = 0; at[size_t(s)] >= 0 && b <= at[size_t(s)] / kBlockSize; b++) {
         const int32_t id = table[size_t(s) * size_t(max_blocks) + size_t(b)] = ids[next++];
@@ -131,10 +134,10 @@ void step_checks() {
       if (group == 4 || p % 3 == 0) cases.push_back({"alone", {p}, 2 * group, 2});
     // attention_step_cluster, 132 SMs: one part of 8 splits; then with padding 4, 2, 2 and 1 parts of 1, 1, 2 and 1.
     for (const int p : {1300, 1792, 2047}) cases.push_back({"alone", {p}, 2 * group, 2});
-    cases.push_back({"few", {200, -1, 30, 255}, 2 * group, 2});
-    cases.push_back({"few", {200, -1, 30, 63, 64, 127, 0, 223}, 8 * group, 8});
-    cases.push_back({"few", {400, -1, 300, 90}, 8 * group, 8});
-    cases.push_back({"few", {200, 100, -1, 30, 63, 64, 127, 0, 223}, 8 * group, 8});
+    cases.push_back({"few", {200, 30, 255, -1}, 2 * group, 2});
+    cases.push_back({"few", {200, 30, 63, 64, 127, 0, 223, -1}, 8 * group, 8});
+    cases.push_back({"few", {400, 300, 90, -1}, 8 * group, 8});
+    cases.push_back({"few", {200, 100, 30, 63, 64, 127, 0, 223, -1}, 8 * group, 8});
   }
   for (const int n : {1, 2, 3, 8, 17, 40, 64, 130, 256, 512}) {
     for (const int p : {100, 511, 640, 1100, 3000})
@@ -154,7 +157,6 @@ void step_checks() {
     now = "step, " + c.name + ", " + std::to_string(c.at.size()) + " sequences, first at " + std::to_string(c.at[0]) +
           ", " + std::to_string(c.heads) + " / " + std::to_string(c.kv) + " heads";
     Step step(c.at, c.heads, c.kv, c.extra, uint64_t(checked) + 1);
-    const BatchHost host{step.n, step.n, step.start.data(), step.max_context};
     const size_t width = size_t(c.heads) * 128;
     std::vector<bf16> expected[3];
     for (int way = 0; way < 3; way++) {  // generic; fused; fused without room for states
@@ -162,6 +164,9 @@ void step_checks() {
       out.poison();
       AttentionWorkspace w = workspace(kAttentionWorkspaceBytes);
       if (way == 2) w.bytes = 0;
+      const Buffer<StepPiece> plan(
+          step_plan(step.real, step.table, step.max_blocks, c.heads, c.kv, step.n, step.max_context, w));
+      const BatchHost host{step.n, step.n, step.start.data(), step.max_context, plan.data};
       const SelfAttentionArgs a = step.args(k.data, v.data, out.data);
       if (way == 0) {
         cuda::qk_norm_rope({a.batch, a.qkv, a.q_norm, a.k_norm, a.angles, a.eps, c.heads, c.kv, 128, a.q, a.kv},
@@ -217,6 +222,7 @@ void decode_times() {
         now = "decode, batch " + std::to_string(seqs) + ", context " + std::to_string(len);
         const int sets = int(std::min<int64_t>(16, n_blocks / blocks));
         Timed t(seqs, len, 1, sets);
+        t.make_plans(heads, w);
         SelfAttentionArgs a{};
         a.q_norm = a.k_norm = norm.data;
         a.angles = angles.data;
@@ -237,7 +243,7 @@ void decode_times() {
         const double step = time_us(n, [&](int i) {
           BatchView batch = t.batch(i);
           a.batch = &batch;
-          cuda::attention_step(a, t.host(), w, context(true));
+          cuda::attention_step(a, t.host(i), w, context(true));
         });
         const double bytes = double(seqs) * len * 4096;
         line(

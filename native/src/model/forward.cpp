@@ -17,8 +17,14 @@
 
 namespace qwen3 {
 
+BatchView Model::upload(BatchArrays arrays) {
+  arrays.n_heads = config_.n_heads;
+  arrays.n_kv_heads = config_.n_kv_heads;
+  return ops_->upload_batch(arrays);
+}
+
 void Model::forward(const BatchArrays& arrays) {
-  const BatchView batch = ops_->upload_batch(arrays);
+  const BatchView batch = upload(arrays);
   ops_->run_recorded(batch.record_key, [&] {
     run_layers(batch);
     if (batch.records_rows) run_rows(batch, arrays.sample_rows, arrays.results);
@@ -120,7 +126,7 @@ void Model::logits(std::span<const int32_t> token_rows, std::span<float> out) {
 }
 
 int Model::find_nonfinite_layer(const BatchArrays& arrays) {
-  const BatchView batch = ops_->upload_batch(arrays);
+  const BatchView batch = upload(arrays);
   std::vector<float> x(static_cast<size_t>(arrays.n_tokens) * static_cast<size_t>(config_.hidden));
   const auto finite = [&] {
     ops_->download(x, x_);

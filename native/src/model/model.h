@@ -53,6 +53,7 @@ class Model {
   int find_nonfinite_layer(const BatchArrays& batch);
 
  private:
+  BatchView upload(BatchArrays arrays);
   void run_layers(const BatchView& batch);
   // The embedding, and what all layers share.
   void begin_layers(const BatchView& batch);

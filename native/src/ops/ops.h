@@ -93,6 +93,7 @@ struct BatchArrays {
   int n_tokens = 0;
   int n_seqs = 0;
   int max_blocks = 0;
+  int n_heads = 0, n_kv_heads = 0;  // of the model's attention, which a backend may plan ahead; 0: not told
   std::span<const int32_t> token_ids{}, positions{}, seq_of{}, query_start{}, block_tables{};
   std::span<const int32_t> logit_rows{};     // any number of them
   std::span<const SampleRow> sample_rows{};  // what to do with each logit row; empty: raw logits are wanted

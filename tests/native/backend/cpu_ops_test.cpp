@@ -140,7 +140,7 @@ TEST("upload: index arrays are copied and keep their places") {
   cpu::CpuOps ops("auto", 1);
   std::vector<int32_t> tokens = {7, 8, 9}, positions = {0, 1, 5}, seq_of = {0, 0, 1}, start = {0, 2, 3},
                        tables = {3, 4, 5, 6}, rows = {1, 2};
-  const BatchView view = ops.upload_batch({3, 2, 2, tokens, positions, seq_of, start, tables, rows, {}, {}});
+  const BatchView view = ops.upload_batch({3, 2, 2, 0, 0, tokens, positions, seq_of, start, tables, rows, {}, {}});
   tokens[0] = -1;
   CHECK_EQ(view.n_tokens, 3);
   CHECK_EQ(view.n_seqs, 2);

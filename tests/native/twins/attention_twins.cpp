@@ -189,6 +189,8 @@ class Stage {
     const BatchView view = ops.upload_batch({.n_tokens = static_cast<int>(tokens.size()),
                                              .n_seqs = static_cast<int>(step.size()),
                                              .max_blocks = max_blocks,
+                                             .n_heads = scene_.n_heads,
+                                             .n_kv_heads = scene_.n_kv_heads,
                                              .token_ids = tokens,
                                              .positions = positions,
                                              .seq_of = seq_of,

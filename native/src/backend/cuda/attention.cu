@@ -22,6 +22,10 @@ void require_heads(int n_heads, int n_kv_heads, int head_dim) {
                   std::to_string(head_dim) + " and " + std::to_string(n_heads) + " for " + std::to_string(n_kv_heads));
 }
 
+int step_ctas(const SelfAttentionArgs& args, const BatchHost& host, const Context& ctx) {
+  return planned_ctas(host.n_seqs, args.n_kv_heads, host.max_context, ctx.sm_count);
+}
+
 int most_splits(const BatchHost& host) {
   return (host.max_context + kSplit - 1) / kSplit;
 }
@@ -47,10 +51,15 @@ int prefill_groups(const BatchHost& host, int group, int n_kv_heads, int sm_coun
 
 }  // namespace
 
+int64_t most_states(const AttentionWorkspace& workspace, int group) {
+  return static_cast<int64_t>(workspace.bytes / (static_cast<size_t>(group) * kPartialRowBytes));
+}
+
 bool attention_step_serves(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
                            const Context& ctx) {
   return ctx.hopper && host.n_tokens == host.n_seqs && host.n_seqs <= kMaxStepSeqs &&
-         host.n_seqs * args.n_kv_heads < workspace.n_counters;
+         host.n_seqs * args.n_kv_heads < workspace.n_counters &&
+         (host.plan != nullptr || step_ctas(args, host, ctx) == 0);
 }
 
 void attention_step(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
@@ -76,12 +85,11 @@ void attention_step(const SelfAttentionArgs& args, const BatchHost& host, const 
   p.max_splits = most_splits(host);
   p.scale = kAttentionScale;
   p.eps = args.eps;
-  p.sm_count = ctx.sm_count;
   p.partials = workspace.partials;
   p.counters = workspace.counters;
-  p.max_states = static_cast<int64_t>(workspace.bytes / (static_cast<size_t>(p.group) * kPartialRowBytes));
-  // With at most one CTA per SM latency counts, beyond that bandwidth.
-  if (p.max_splits <= kMaxCluster && p.max_splits * p.n_kv_heads * p.n_seqs <= ctx.sm_count) {
+  p.plan = host.plan;
+  p.n_ctas = step_ctas(args, host, ctx);
+  if (p.n_ctas == 0) {
     attention_step_cluster(p, ctx);
   } else {
     attention_step_stream(p, ctx);

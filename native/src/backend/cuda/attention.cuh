@@ -20,15 +20,13 @@
 
 #include <cstdint>
 
+#include "backend/cuda/attention_plan.h"
 #include "backend/cuda/kv_layout.h"
 #include "backend/cuda/ptx.cuh"
 #include "ops/ops.h"
 
 namespace qwen3::cuda {
 
-inline constexpr int kStep = 64;    // keys per online-softmax step
-inline constexpr int kSplit = 256;  // positions per split of the context
-inline constexpr int kSplitSteps = kSplit / kStep;
 inline constexpr int kStepBytes = kStep * kHeadDim * 2;  // keys or values of one step and head
 inline constexpr int kPartialRow = kHeadDim + 4;         // floats of a row's partial state; a multiple of 16 bytes
 inline constexpr int kMaxDecodeRows = 16;                // sequences with at most so many rows go to the decode kernel

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/attention_plan.h"
 #include "backend/cuda/kernels.h"
 #include "ops/ops.h"
 
@@ -19,6 +20,7 @@ struct BatchHost {
   int n_seqs;
   const int32_t* query_start;  // [n_seqs + 1] host memory
   int max_context;             // upper bound of position + 1 over the batch's tokens
+  const StepPiece* plan;       // [planned_ctas()] device memory, of this batch; nullptr: none was made
 };
 
 // Device memory that lives as long as the backend. Used by one stream.
@@ -33,6 +35,9 @@ struct AttentionWorkspace {
 // sequences stays moderate; with less, sequences are walked whole by one CTA per KV head, with the same bits.
 inline constexpr size_t kAttentionWorkspaceBytes = size_t{96} << 20;
 
+// States of a split, of `group` rows, that there is room for: what a plan needs.
+int64_t most_states(const AttentionWorkspace& workspace, int group);
+
 void attention(const AttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
                const Context& ctx);
 
@@ -44,8 +49,7 @@ void attention_prefill(const AttentionParams& params, int n_tiles, const Context
 void attention_hopper(const AttentionParams& params, int n_tiles, int n_groups, const Context& ctx);
 
 // Decode steps on Hopper, one token per sequence: qk_norm_rope and attention in one. args.qkv is there, args.kv and
-// args.out are made, args.q is not used.
-inline constexpr int kMaxStepSeqs = 512;
+// args.out are made, args.q is not used. host.plan must be there where planned_ctas() wants one.
 bool attention_step_serves(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
                            const Context& ctx);
 void attention_step(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,

@@ -2,9 +2,8 @@
 // writes the latter to the KV block and attends. Bound by reading K and V.
 //
 // Persistent: two CTAs per SM, each of a warpgroup that computes (consumers) and one that feeds it: a producer warp and
-// three preparers. The work is a line of splits (kSplit keys of a sequence and KV head: a pair), in order of sequence,
-// head, split; CTA c takes those that begin in the c-th of equal pieces of the line, measured in steps of kStep keys.
-// Where whole pairs divide evenly enough a CTA takes whole pairs instead, and no states travel.
+// three preparers. The work is a line of splits, of which each CTA has a piece, perhaps of whole pairs, so that no
+// states travel: attention_plan.h.
 //   producer   streams the splits' keys and values through a ring of kSlots slots (a step's keys or values, 16 KB) by
 //              bulk copies, running on from split to split. All that it reads was there before the step, so it never
 //              waits for the kernels before (attention_decode.cuh says why that is right)
@@ -44,7 +43,7 @@ __device__ __forceinline__ void produce(const StepParams& p, Shared& shared, con
     const int block = min(w.split * (kSplit / kBlockSize) + lane % 8, w.last / kBlockSize);
     return p.block_tables[static_cast<int64_t>(w.seq) * p.max_blocks + block];
   };
-  int next_block = block_of_lane(walk);
+  int next_block = piece.block;
   while (piece.has(walk)) {
     const int block = next_block;
     const int head = walk.head;
@@ -314,7 +313,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
 }
 #endif
 
-__global__ void __launch_bounds__(kThreads, kCtasPerSm) attention_step_kernel(const StepParams p) {
+__global__ void __launch_bounds__(kThreads, kStepCtasPerSm) attention_step_kernel(const StepParams p) {
 #if QWEN3_SM90A
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -329,7 +328,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) attention_step_kernel(co
     fence_mbarrier_init();
   }
   griddep_launch();
-  const Piece piece = find_piece(p, shared, thread);  // a barrier for all, too
+  const Piece piece = take_piece(p, shared, thread);  // a barrier for all, too
   if (thread >= kConsumers) {
     fewer_registers<kFeederRegisters>();
     const int warp = thread / 32 - kWarps;
@@ -349,10 +348,8 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) attention_step_kernel(co
 
 void attention_step_stream(const StepParams& p, const Context& ctx) {
   configure<attention_step_kernel>(sizeof(Shared));
-  const int most_splits = p.n_seqs * p.n_kv_heads * p.max_splits;
-  const int n_ctas = most_splits <= ctx.sm_count ? most_splits : kCtasPerSm * ctx.sm_count;
   launch("launching attention_step", attention_step_kernel,
-         {dim3(static_cast<unsigned>(n_ctas)), dim3(kThreads), sizeof(Shared)}, ctx, p);
+         {dim3(static_cast<unsigned>(p.n_ctas)), dim3(kThreads), sizeof(Shared)}, ctx, p);
 }
 
 }  // namespace qwen3::cuda

@@ -12,8 +12,6 @@
 
 namespace qwen3::cuda {
 
-inline constexpr int kMaxCluster = 8;
-
 // Device pointers; shapes as in ops.h. Row s of the batch is the one new token of sequence s, or padding.
 struct StepParams {
   const float* qkv;             // [n_seqs, n_heads + 2 n_kv_heads, 128]
@@ -34,10 +32,11 @@ struct StepParams {
   int max_splits;
   float scale;  // log2(e) / sqrt(128)
   float eps;
-  int sm_count;
-  float* partials;     // [max_states, group, kPartialRow]: o, then m and l, of the splits of pairs that span CTAs
-  int32_t* counters;   // [n_seqs, n_kv_heads], zero between launches
-  int64_t max_states;  // that partials has room for
+  float* partials;    // [states, group, kPartialRow]: o, then m and l, of the splits of pairs that span CTAs
+  int32_t* counters;  // [n_seqs, n_kv_heads], zero between launches
+  // Of attention_step_stream() alone.
+  const StepPiece* plan;  // [n_ctas]
+  int n_ctas;
 };
 
 void attention_step_cluster(const StepParams& params, const Context& ctx);  // few CTAs: latency

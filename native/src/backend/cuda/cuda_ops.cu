@@ -250,14 +250,29 @@ BatchView CudaOps::upload_batch(const BatchArrays& a) {
 
   query_start_.assign(a.query_start.begin(), a.query_start.end());
   query_start_.resize(static_cast<size_t>(n_seqs) + 1, a.n_tokens);
+  // Where attention_step wants a plan.
+  const bool plannable = ctx_.hopper && a.n_kv_heads > 0 && n_seqs > 0 && n_tokens == n_seqs && n_seqs <= kMaxStepSeqs;
+  const int max_context = max_blocks * kBlockSize;
+  const int n_pieces = plannable ? planned_ctas(n_seqs, a.n_kv_heads, max_context, ctx_.sm_count) : 0;
+  const size_t plan_bytes = static_cast<size_t>(n_pieces) * sizeof(StepPiece);
   const size_t n_ints = 3 * static_cast<size_t>(n_tokens) + static_cast<size_t>(n_seqs) + 1 +
                         static_cast<size_t>(n_seqs) * static_cast<size_t>(max_blocks) + static_cast<size_t>(n_rows);
-  const size_t rows_at = align(n_ints * sizeof(int32_t));
+  const size_t rows_at = align(plan_bytes + n_ints * sizeof(int32_t));
   const size_t n_sampled = a.sample_rows.empty() ? 0 : static_cast<size_t>(n_rows);
   const size_t bytes = rows_at + sample_staging_bytes(a.sample_rows, n_sampled);
   if (batch_.begin(bytes, memory_, ctx_.stream)) recordings_.clear();
-  int32_t* const host = reinterpret_cast<int32_t*>(batch_.host());
-  const int32_t* const device = reinterpret_cast<const int32_t*>(batch_.device());
+  const std::span<StepPiece> pieces(reinterpret_cast<StepPiece*>(batch_.host()), static_cast<size_t>(n_pieces));
+  if (n_pieces > 0) {
+    plan_attention_step({.positions = a.positions,
+                         .block_tables = a.block_tables,
+                         .max_blocks = a.max_blocks,
+                         .n_kv_heads = a.n_kv_heads,
+                         .sm_count = ctx_.sm_count,
+                         .max_states = most_states(attention_workspace_, a.n_heads / a.n_kv_heads)},
+                        pieces);
+  }
+  int32_t* const host = reinterpret_cast<int32_t*>(batch_.host() + plan_bytes);
+  const int32_t* const device = reinterpret_cast<const int32_t*>(batch_.device() + plan_bytes);
   int32_t* to = host;
   const auto place = [&](std::span<const int32_t> values, int n, int32_t filler) {
     const int32_t* at = device + (to - host);
@@ -297,7 +312,8 @@ BatchView CudaOps::upload_batch(const BatchArrays& a) {
   batch_host_ = {.n_tokens = n_tokens,
                  .n_seqs = n_seqs,
                  .query_start = query_start_.data(),
-                 .max_context = max_blocks * kBlockSize};
+                 .max_context = max_context,
+                 .plan = n_pieces > 0 ? reinterpret_cast<const StepPiece*>(batch_.device()) : nullptr};
   if (recorded) {
     // A graph must serve any batch of its bucket: every sequence may have its one token.
     for (int s = 0; s <= n_seqs; s++) query_start_[static_cast<size_t>(s)] = s;
