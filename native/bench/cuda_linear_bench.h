@@ -50,9 +50,9 @@ struct Shape {
 
 inline Context linear_context(bool hopper, bool pdl = true) {
   Context ctx = context(hopper, pdl);
-  const size_t bytes = meeting_bytes(sm_count);
-  ctx.meeting = reinterpret_cast<float*>(allocate<uint8_t>(bytes));
-  ok(cudaMemsetAsync(ctx.meeting, 0xff, bytes, stream));
+  const size_t bytes = sums_bytes(sm_count);
+  ctx.sums = reinterpret_cast<float*>(allocate<uint8_t>(bytes));
+  ok(cudaMemsetAsync(ctx.sums, 0xff, bytes, stream));
   return ctx;
 }
 
@@ -71,10 +71,16 @@ inline std::vector<Variant> all_variants(bool hopper) {
   }
   v.push_back({"coded any", 1 << 30, [](const LinearCall& c, const Context& x) { linear_any(c, x); }, true});
   if (hopper) {
-    v.push_back({"coded slabs or any", kMaxCodedRows,
+    v.push_back({"coded or any", 1 << 30,
                  [](const LinearCall& c, const Context& x) {
-                   if (linear_coded_serves(c, x)) return linear_coded(c, x);
-                   linear_any(c, x);
+                   linear_coded_serves(c, x) ? linear_coded(c, x) : linear_any(c, x);
+                 },
+                 true});
+    v.push_back({"coded sums or any", kMaxSumsRows,
+                 [](const LinearCall& c, const Context& x) {
+                   if (!linear_sums_serves(c, x)) return linear_any(c, x);
+                   linear_sums(c, x);
+                   add_sums(c, x);
                  },
                  true});
     v.push_back({"coded wide or any", kMaxCodedWideRows,

@@ -34,8 +34,7 @@ void Model::forward(const BatchArrays& arrays) {
 
 void Model::run_layers(const BatchView& batch) {
   begin_layers(batch);
-  for (size_t layer = 0; layer < weights_->layers.size(); layer++)
-    run_layer(weights_->layers[layer], kv_[layer], batch);
+  for (size_t layer = 0; layer < weights_->layers.size(); layer++) run_layer(layer, batch);
 }
 
 void Model::begin_layers(const BatchView& batch) {
@@ -45,21 +44,23 @@ void Model::begin_layers(const BatchView& batch) {
                      .rope_scale = rope_scale_,
                      .head_dim = config_.head_dim,
                      .out = angles_});
+  ops_->rms_norm(norm_of_x(weights_->layers[0].input_layernorm, batch.n_tokens));
 }
 
-void Model::run_layer(const LayerWeights& w, const KvLayer& kv, const BatchView& batch) {
-  const int n = batch.n_tokens;
-  const auto norm = [&](const bf16* weight) {
-    ops_->rms_norm({.x = x_,
-                    .weight = weight,
-                    .row_index = nullptr,
-                    .n_rows = n,
-                    .hidden = config_.hidden,
-                    .eps = config_.rms_norm_eps,
-                    .out = normed_});
-  };
+RmsNormArgs Model::norm_of_x(const bf16* weight, int n_rows) const {
+  return {.x = x_,
+          .weight = weight,
+          .row_index = nullptr,
+          .n_rows = n_rows,
+          .hidden = config_.hidden,
+          .eps = config_.rms_norm_eps,
+          .out = normed_};
+}
 
-  norm(w.input_layernorm);
+// Begins with its input normed, and ends with that of the next layer.
+void Model::run_layer(size_t layer, const BatchView& batch) {
+  const LayerWeights& w = weights_->layers[layer];
+  const int n = batch.n_tokens;
   ops_->self_attention({.batch = &batch,
                         .x = normed_,
                         .qkv_proj = &w.qkv_proj,
@@ -72,13 +73,15 @@ void Model::run_layer(const LayerWeights& w, const KvLayer& kv, const BatchView&
                         .head_dim = config_.head_dim,
                         .qkv = qkv_,
                         .q = q_,
-                        .kv = kv,
+                        .kv = kv_[layer],
                         .out = attention_});
-  ops_->linear({.x = attention_, .n_rows = n, .weight = &w.o_proj, .out = x_, .accumulate = true});
+  ops_->residual_norm({.linear = {.x = attention_, .n_rows = n, .weight = &w.o_proj, .out = x_, .accumulate = true},
+                       .norm = norm_of_x(w.post_attention_layernorm, n)});
 
-  norm(w.post_attention_layernorm);
   ops_->gate_up({.x = normed_, .n_rows = n, .weight = &w.gate_up_proj, .out = activation_});
-  ops_->linear({.x = activation_, .n_rows = n, .weight = &w.down_proj, .out = x_, .accumulate = true});
+  const LinearArgs down = {.x = activation_, .n_rows = n, .weight = &w.down_proj, .out = x_, .accumulate = true};
+  if (layer + 1 == weights_->layers.size()) return ops_->linear(down);  // the last norm is only of rows with logits
+  ops_->residual_norm({.linear = down, .norm = norm_of_x(weights_->layers[layer + 1].input_layernorm, n)});
 }
 
 // Computes logits piece by piece, as many rows as logits_ holds, and calls use(first row, n rows) after each.
@@ -86,13 +89,9 @@ template <typename Use>
 void Model::for_logits(const BatchView& batch, const Use& use) {
   for (int first = 0; first < batch.n_logit_rows; first += ops_->max_logit_rows()) {
     const int n = std::min(ops_->max_logit_rows(), batch.n_logit_rows - first);
-    ops_->rms_norm({.x = x_,
-                    .weight = weights_->norm,
-                    .row_index = batch.logit_rows + first,
-                    .n_rows = n,
-                    .hidden = config_.hidden,
-                    .eps = config_.rms_norm_eps,
-                    .out = normed_});
+    RmsNormArgs norm = norm_of_x(weights_->norm, n);
+    norm.row_index = batch.logit_rows + first;
+    ops_->rms_norm(norm);
     ops_->linear({.x = normed_, .n_rows = n, .weight = &weights_->lm_head, .out = logits_, .accumulate = false});
     use(static_cast<size_t>(first), static_cast<size_t>(n));
   }
@@ -136,7 +135,7 @@ int Model::find_nonfinite_layer(const BatchArrays& arrays) {
   begin_layers(batch);
   if (!finite()) return -1;
   for (int layer = 0; layer < config_.n_layers; layer++) {
-    run_layer(weights_->layers[static_cast<size_t>(layer)], kv_[static_cast<size_t>(layer)], batch);
+    run_layer(static_cast<size_t>(layer), batch);
     if (!finite()) return layer;
   }
   return config_.n_layers;

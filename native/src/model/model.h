@@ -55,9 +55,10 @@ class Model {
  private:
   BatchView upload(BatchArrays arrays);
   void run_layers(const BatchView& batch);
-  // The embedding, and what all layers share.
+  // The embedding, its norm, and what all layers share.
   void begin_layers(const BatchView& batch);
-  void run_layer(const LayerWeights& weights, const KvLayer& kv, const BatchView& batch);
+  void run_layer(size_t layer, const BatchView& batch);
+  RmsNormArgs norm_of_x(const bf16* weight, int n_rows) const;
   void run_rows(const BatchView& batch, std::span<const SampleRow> rows, std::span<SampleResult> results);
   template <typename Use>
   void for_logits(const BatchView& batch, const Use& use);

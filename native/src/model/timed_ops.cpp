@@ -97,6 +97,13 @@ void TimedOps::self_attention(const SelfAttentionArgs& args) {
   self_attention_begin_ = kNowhere;
 }
 
+void TimedOps::residual_norm(const ResidualNormArgs& args) {
+  const size_t begin = noted_.size();
+  inner_.residual_norm(args);
+  if (noted_.size() == begin) return note(args.linear.weight, "residual_norm");
+  if (noted_.size() == begin + 1) note(args.norm.weight, "rms_norm");
+}
+
 void TimedOps::sample(const SampleArgs& args) {
   inner_.sample(args);
   note(nullptr, "sample");

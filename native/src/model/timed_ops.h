@@ -54,6 +54,8 @@ class TimedOps final : public Ops {
   void qk_norm_rope(const QkNormRopeArgs& args) override;
   void attention(const AttentionArgs& args) override;
   void self_attention(const SelfAttentionArgs& args) override;
+  void residual_norm(const ResidualNormArgs& args) override;
+  void product_done(const LinearWeight& weight) override { note(&weight, "linear"); }
   void sample(const SampleArgs& args) override;
   void run_recorded(uint64_t, const std::function<void()>& issue) override { issue(); }
   void download(std::span<float> out, const float* device) override { inner_.download(out, device); }

@@ -175,6 +175,13 @@ struct AttentionArgs {
   bf16* out;  // [n_tokens, n_heads, head_dim]
 };
 
+// The end of one half of a layer and the begin of the next: a product that is added to the residual stream, and the
+// norm of what comes of it.
+struct ResidualNormArgs {
+  LinearArgs linear;  // accumulate is true
+  RmsNormArgs norm;   // of linear.out, all its rows
+};
+
 // One layer's attention from its normed input to what o_proj reads: qkv_proj, qk_norm_rope and attention in one. qkv
 // and q are working memory that only the op looks at: a backend may leave them out where it fuses.
 struct SelfAttentionArgs {
@@ -347,6 +354,10 @@ class Ops {
     parts().qk_norm_rope(rope_part(args));
     parts().attention(attention_part(args));
   }
+  virtual void residual_norm(const ResidualNormArgs& args) {
+    parts().linear(args.linear);
+    parts().rms_norm(args.norm);
+  }
   virtual void sample(const SampleArgs& args) = 0;
   // Runs `issue`, which calls ops above. A backend may record what it issues for a key other than 0 and replay that
   // instead when the same key comes again.
@@ -375,6 +386,8 @@ class Ops {
   // ---- measuring
   // An op that is made of other ops calls these on parts(): an Ops around this one puts itself there and sees them.
   void set_parts(Ops& parts) { parts_ = &parts; }
+  // What it calls on parts() where a part is done by other means than its op: the product with this weight.
+  virtual void product_done(const LinearWeight& /*weight*/) {}
   virtual std::unique_ptr<OpClock> make_clock() = 0;
   // Takes a second or less and, for that time, up to 2 GB of memory. Throws Error(kOutOfMemory).
   virtual DevicePeaks measure_peaks() = 0;

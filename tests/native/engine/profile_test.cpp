@@ -87,6 +87,22 @@ TEST("profile: what a device fuses is one op, in its layer") {
   }
 }
 
+TEST("profile: the norm behind a product is an op of its own, or part of the product") {
+  for (const int fuses : {1, 2}) {
+    auto faults = std::make_shared<toy::Faults>();
+    faults->fuses_residual = fuses;
+    Host h(options(), faults);
+    const std::string ops = names(h.engine->profile_step(spec(2, 1, 40)));
+    const std::string post = fuses == 1 ? "0:post_attention_layernorm " : "",
+                      next = fuses == 1 ? "1:input_layernorm " : "";
+    CHECK(ops.find("0:o_proj " + post + "0:gate_up_proj 0:down_proj " + next + "1:qkv_proj ") != std::string::npos);
+    CHECK(ops.find("1:down_proj -1:norm ") != std::string::npos);
+    const uint64_t id = h.submit(Ask(text(30), 20));
+    h.finish();
+    CHECK(h.of(id).tokens == toy::continuation(text(30), 20));
+  }
+}
+
 TEST("profile: requests before, during and after it are not disturbed") {
   Host h;
   const uint64_t running = h.submit(Ask(text(30), 300));

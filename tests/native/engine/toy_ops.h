@@ -83,6 +83,7 @@ struct Faults {
   bool poison_logits_only = false;        // ... or in the logits alone
   int fuses_attention = 0;  // no fault: of self_attention, 1: the first two parts, 2: the last two, 3: all
                             // are one op, whose parts nobody sees
+  int fuses_residual = 0;   // no fault: of residual_norm, 1: the product is said to be done, 2: nothing is seen
 };
 
 class ToyOps final : public qwen3::Ops {
@@ -160,6 +161,13 @@ class ToyOps final : public qwen3::Ops {
     qkv.linear(qwen3::qkv_part(args));
     rope.qk_norm_rope(qwen3::rope_part(args));
     rest.attention(qwen3::attention_part(args));
+  }
+
+  void residual_norm(const qwen3::ResidualNormArgs& args) override {
+    if (faults_->fuses_residual == 0) return Ops::residual_norm(args);
+    linear(args.linear);
+    if (faults_->fuses_residual == 1) parts().product_done(*args.linear.weight);
+    rms_norm(args.norm);
   }
 
   void linear(const qwen3::LinearArgs& args) override {

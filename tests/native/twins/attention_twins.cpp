@@ -317,6 +317,12 @@ void attention_twins(const Settings& settings, Report& report) {
     add(8, 2, {5000});
     add(8, 1, {2500, 300});
     add(40, 8, {300, 90});
+    // Decode steps of many sequences, of both forms of the projections (their numbers are even and odd).
+    for (const int n_sequences : {20, 20, 70, 70}) {
+      std::vector<int> lengths;
+      for (int n = n_sequences; n > 0; n--) lengths.push_back(1 + source.below(n % 8 == 0 ? 500 : 60));
+      add(n_sequences == 20 ? 32 : 16, 8, std::move(lengths));
+    }
     const int groups[] = {1, 2, 4, 5, 8};
     for (int i = 0; i < 12; i++) {
       const int n_kv_heads = 1 + source.below(4);
@@ -330,6 +336,10 @@ void attention_twins(const Settings& settings, Report& report) {
   for (const auto& device : bench.tested) {
     for (size_t i = 0; i < scenes.size(); i++) loaded[i].emplace_back(*device, scenes[i]);
     device->ops().finish_loading();
+    for (size_t i = 0; i < scenes.size(); i += 2) {
+      if (const LinearWeight* coded = device->coded(*loaded[i].back().projections))
+        loaded[i].back().projections = coded;
+    }
   }
   for (size_t i = 0; i < scenes.size(); i++) check_scene(settings, bench, report, source, scenes[i], loaded[i]);
 }

@@ -94,6 +94,39 @@ std::vector<int> row_counts(int max_rows) {
   return counts;
 }
 
+// The residual add and the norm after it in one op, against the two ops. base: what is added to, all rows.
+void check_residual_norm(Device& device, Report& report, const Problem& p, const LinearWeight* w, const bf16* x,
+                         const std::vector<float>& base, const std::string& what) {
+  constexpr int kWidest = 8192;  // that a norm takes
+  if (p.n_out % 4 != 0 || p.n_out > kWidest) return;
+  const size_t width = static_cast<size_t>(p.n_out);
+  const bf16* norm = device.table(std::vector<bf16>(p.x.begin(), p.x.begin() + static_cast<std::ptrdiff_t>(width)));
+  for (const int rows : {1, 16, 17, 33, 100, 128, p.shape.max_rows}) {
+    if (rows > p.shape.max_rows) continue;
+    const size_t n = static_cast<size_t>(rows) * width;
+    std::vector<float> sums[2];
+    std::vector<bf16> normed[2];
+    bool clean = true;
+    for (const int fused : {0, 1}) {
+      float* y = device.floats({base.data(), n});
+      bf16* out = device.blank_bf16(n);
+      const LinearArgs product = {.x = x, .n_rows = rows, .weight = w, .out = y, .accumulate = true};
+      const RmsNormArgs after = {
+          .x = y, .weight = norm, .row_index = nullptr, .n_rows = rows, .hidden = p.n_out, .eps = 1e-6f, .out = out};
+      if (fused != 0) {
+        device.ops().residual_norm({product, after});
+      } else {
+        device.ops().linear(product);
+        device.ops().rms_norm(after);
+      }
+      sums[fused] = device.read(y, n);
+      clean = device.read_guarded(out, n, normed[fused]) && clean;
+    }
+    report.check(clean && op_test::same_bits(sums[0], sums[1]) && op_test::same_bits(normed[0], normed[1]),
+                 what + ": residual_norm of " + std::to_string(rows) + " rows differs from its two ops");
+  }
+}
+
 void check_linear(const Settings& settings, Bench& bench, Report& report, const Problem& p) {
   const size_t n_out = static_cast<size_t>(p.n_out), n_all = p.sums.size();
   std::vector<float> first;  // of the first kernel set, all rows
@@ -134,6 +167,7 @@ void check_linear(const Settings& settings, Bench& bench, Report& report, const 
       for (size_t i = 0; i < n; i++) same = same && sum[i] == base[i] + all[i];
       report.check(same, what + ": adding to " + std::to_string(rows) + " rows is not one addition");
     }
+    check_residual_norm(*device, report, p, w, x, base, what);
   }
 }
 
@@ -234,8 +268,8 @@ void linear_twins(const Settings& settings, Report& report) {
                {{4096}, 12288, 140},
                {{151936}, 1024, 33},
                {{16900}, 256, 70},     // linear_coded, with a last CTA that is not full,
-               {{3236}, 8448, 100},    // and with segments that meet, of two slabs per CTA (one slab is missing)
-               {{5100}, 8448, 128},    // and of three;
+               {{3236}, 8448, 100},    // linear_sums, two slabs per CTA (one slab is missing),
+               {{5100}, 8448, 128},    // and three;
                {{26000}, 2048, 130}};  // linear_coded_wide, clusters with a second tile
     gate_ups = {{{3072, 3072}, 1024, 300}, {{12288, 12288}, 4096, 140}, {{8500, 8500}, 2048, 130}};
     for (int i = 0; i < 60; i++) {

@@ -63,11 +63,12 @@ bool attention_step_serves(const SelfAttentionArgs& args, const BatchHost& host,
 }
 
 void attention_step(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
-                    const Context& ctx) {
+                    const Context& ctx, bool of_sums) {
   require_heads(args.n_heads, args.n_kv_heads, args.head_dim);
   const BatchView& batch = *args.batch;
   StepParams p = {};
-  p.qkv = args.qkv;
+  p.qkv = of_sums ? ctx.sums : args.qkv;
+  p.of_sums = of_sums;
   p.q_norm = args.q_norm;
   p.k_norm = args.k_norm;
   p.angles = reinterpret_cast<const float4*>(args.angles);

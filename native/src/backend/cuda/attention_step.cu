@@ -26,6 +26,7 @@
 #include "backend/cuda/attention_step.cuh"
 #include "backend/cuda/attention_step_line.cuh"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/segments.cuh"
 
 namespace qwen3::cuda {
 namespace {
@@ -76,6 +77,17 @@ __device__ __forceinline__ void produce(const StepParams& p, Shared& shared, con
   }
 }
 
+// A head of which the product's segments have left their sums, `segment` elements apart.
+__device__ __forceinline__ HeadLane load_head_of_sums(const float* head, int64_t segment, int lane) {
+  HeadLane s[kSegments];
+#pragma unroll
+  for (int i = 0; i < kSegments; i++) s[i] = load_head(head + i * segment, lane);
+  const auto sum = [&](auto of) { return sum_segments(of(s[0]), of(s[1]), of(s[2]), of(s[3])); };
+  return {
+      make_float2(sum([](const HeadLane& h) { return h.low.x; }), sum([](const HeadLane& h) { return h.low.y; })),
+      make_float2(sum([](const HeadLane& h) { return h.high.x; }), sum([](const HeadLane& h) { return h.high.y; }))};
+}
+
 // One of the kPreparers warps. Queries, then the new key, then the new value are dealt to them in turn.
 __device__ __forceinline__ void prepare(const StepParams& p, Shared& shared, const Piece& piece, int preparer,
                                         int lane) {
@@ -86,6 +98,7 @@ __device__ __forceinline__ void prepare(const StepParams& p, Shared& shared, con
   named_barrier(2, kPreparers * 32);
   const HeadLane q_norm = load_norm_weight(p.q_norm, lane);
   const HeadLane k_norm = load_norm_weight(p.k_norm, lane);
+  const int64_t segment = static_cast<int64_t>(p.n_seqs) * (p.n_heads + 2 * p.n_kv_heads) * kHeadDim;
   Walk walk = piece.walk;
   RingPlace<1> place;
   griddep_wait();
@@ -99,7 +112,8 @@ __device__ __forceinline__ void prepare(const StepParams& p, Shared& shared, con
       const int head = task < p.group    ? walk.head * p.group + task
                        : task == p.group ? p.n_heads + walk.head
                                          : p.n_heads + p.n_kv_heads + walk.head;
-      return load_head(row + min(head, p.n_heads + 2 * p.n_kv_heads - 1) * kHeadDim, lane);
+      const float* from = row + min(head, p.n_heads + 2 * p.n_kv_heads - 1) * kHeadDim;
+      return p.of_sums ? load_head_of_sums(from, segment, lane) : load_head(from, lane);
     };
     const auto store = [&](int task, const HeadLane& head) {
       if (task >= n_tasks) return;

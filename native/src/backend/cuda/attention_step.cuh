@@ -14,7 +14,7 @@ namespace qwen3::cuda {
 
 // Device pointers; shapes as in ops.h. Row s of the batch is the one new token of sequence s, or padding.
 struct StepParams {
-  const float* qkv;             // [n_seqs, n_heads + 2 n_kv_heads, 128]
+  const float* qkv;             // [n_seqs, n_heads + 2 n_kv_heads, 128]; of_sums: four such, to be added
   const bf16* q_norm;           // [128]
   const bf16* k_norm;           // [128]
   const float4* angles;         // [n_seqs, 32]: (cos, sin) of two neighbouring angles
@@ -35,6 +35,7 @@ struct StepParams {
   float* partials;    // [states, group, kPartialRow]: o, then m and l, of the splits of pairs that span CTAs
   int32_t* counters;  // [n_seqs, n_kv_heads], zero between launches
   // Of attention_step_stream() alone.
+  bool of_sums;
   const StepPiece* plan;  // [n_ctas]
   int n_ctas;
 };

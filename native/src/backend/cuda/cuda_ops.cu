@@ -107,9 +107,7 @@ CudaOps::CudaOps(int device, const std::string& kernels) : device_(device) {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
   last_tokens_ = static_cast<int32_t*>(memory_.allocate(kMaxStepRows * sizeof(int32_t), "sampling", ctx_.stream));
   if (ctx_.hopper) {
-    const size_t bytes = meeting_bytes(ctx_.sm_count);
-    ctx_.meeting = static_cast<float*>(memory_.allocate(bytes, "products", ctx_.stream));
-    check(cudaMemsetAsync(ctx_.meeting, 0xff, bytes, ctx_.stream), "filling device memory");
+    ctx_.sums = static_cast<float*>(memory_.allocate(sums_bytes(ctx_.sm_count), "products", ctx_.stream));
   }
   attention_workspace_ = {
       .partials = static_cast<float*>(memory_.allocate(kAttentionWorkspaceBytes, "attention", ctx_.stream)),
@@ -345,13 +343,28 @@ void CudaOps::attention(const AttentionArgs& args) {
 
 void CudaOps::self_attention(const SelfAttentionArgs& args) {
   if (attention_step_serves(args, batch_host_, attention_workspace_, ctx_)) {
-    parts().linear(qkv_part(args));
-    attention_step(args, batch_host_, attention_workspace_, ctx_);
+    const LinearCall qkv = make_linear_call(qkv_part(args));
+    const bool of_sums = batch_host_.plan != nullptr && linear_sums_pays(qkv, ctx_);
+    if (of_sums) {
+      linear_sums(qkv, ctx_);
+      parts().product_done(*args.qkv_proj);
+    } else {
+      parts().linear(qkv_part(args));
+    }
+    attention_step(args, batch_host_, attention_workspace_, ctx_, of_sums);
     return;
   }
   if (!qkv_hopper_serves(args, ctx_)) return Ops::self_attention(args);
   qkv_hopper(args, ctx_);
   parts().attention(attention_part(args));
+}
+
+void CudaOps::residual_norm(const ResidualNormArgs& args) {
+  const LinearCall call = make_linear_call(args.linear);
+  if (!linear_sums_pays(call, ctx_)) return Ops::residual_norm(args);
+  linear_sums(call, ctx_);
+  parts().product_done(*args.linear.weight);
+  rms_norm_of_sums(args.norm, args.linear.out, ctx_);
 }
 
 void CudaOps::sample(const SampleArgs& args) {

@@ -51,6 +51,7 @@ class CudaOps final : public Ops {
   void qk_norm_rope(const QkNormRopeArgs& args) override;
   void attention(const AttentionArgs& args) override;
   void self_attention(const SelfAttentionArgs& args) override;
+  void residual_norm(const ResidualNormArgs& args) override;
   void sample(const SampleArgs& args) override;
   void download(std::span<float> out, const float* device) override;
   void wait() override;

@@ -14,14 +14,15 @@
 
 namespace qwen3::cuda {
 
+inline constexpr int kSegments = 4;  // of K, whose sums make an output of a product (linear_kernels.h)
+
 struct Context {
   cudaStream_t stream;
   int sm_count;
   bool hopper;  // use the sm_90a kernels
   bool pdl;     // programmatic dependent launch (sm_90 and newer)
-  // Where CTAs of a product meet that have different segments of K (linear_coded.cu): [meeting_bytes()], every byte
-  // 0xff between launches. nullptr: there is no such place.
-  float* meeting = nullptr;
+  // Where a product leaves the sums of its segments of K (linear_sums() in linear_kernels.h): [sums_bytes()].
+  float* sums = nullptr;
 };
 
 // Throws Error(kDeviceError) saying which action failed and why.
@@ -31,6 +32,9 @@ void check(cudaError_t error, const char* what);
 void embed(const EmbedArgs& args, const int32_t* last_tokens, const Context& ctx);
 void rope_angles(const RopeAnglesArgs& args, const Context& ctx);  // (cos, sin) pairs: [n_tokens, 64] float2
 void rms_norm(const RmsNormArgs& args, const Context& ctx);
+// The same after x += the product whose segments' sums are in ctx.sums, of all rows.
+void rms_norm_of_sums(const RmsNormArgs& args, float* x, const Context& ctx);
+size_t sums_bytes(int sm_count);
 void linear(const LinearArgs& args, const Context& ctx);
 void gate_up(const GateUpArgs& args, const Context& ctx);
 void qk_norm_rope(const QkNormRopeArgs& args, const Context& ctx);

@@ -14,15 +14,15 @@ constexpr int kHopperDecodeRows = 16;
 constexpr int kHopperDecodeRowsOfQkv = 32;
 // In place of the first for wide coded weights, which linear_coded serves.
 constexpr int kHopperDecodeRowsOfWide = 12;
-// Columns of inputs from which o_proj or down_proj is faster coded, by linear_coded, than packed: 8B's down_proj has
-// 12,288, its o_proj, equal, 4,096.
-constexpr int kLeastCodedIn = 8192;
-// Rows between which qkv_proj is.
-constexpr int kLeastCodedRowsOfQkv = 33;
-constexpr int kMostCodedRowsOfQkv = 96;
 // Columns of inputs from which linear_coded_wide is known to be faster than linear_hopper: its tiles end without
 // another one beginning beneath, which a short K (0.6B's lm_head) would feel most.
 constexpr int kLeastWideIn = 2048;
+// Rows between which qkv_proj and o_proj are faster as segments' sums. down_proj, which is all weights of kLeastLongIn
+// columns of inputs and more, is wherever there is that form beyond kHopperDecodeRows.
+constexpr int kLeastSumsRowsOfQkv = 33;
+constexpr int kLeastSumsRowsOfO = 65;
+constexpr int kMostSumsRowsOfO = 192;
+constexpr int kLeastLongIn = 8192;
 
 }  // namespace
 
@@ -48,6 +48,13 @@ LinearCall make_linear_call(LinearMode mode, const bf16* x, int n_rows, const Li
   return call;
 }
 
+LinearCall make_linear_call(const LinearArgs& args) {
+  LinearCall call = make_linear_call(args.accumulate ? LinearMode::kAccumulate : LinearMode::kStore, args.x,
+                                     args.n_rows, *args.weight);
+  call.out = args.out;
+  return call;
+}
+
 void linear_any(const LinearCall& call, const Context& ctx) {
   if (call.n_rows == 0) return;
   if (!ctx.hopper) {
@@ -57,10 +64,7 @@ void linear_any(const LinearCall& call, const Context& ctx) {
   if (call.coded != nullptr) {
     const bool wide = is_wide(call, ctx);
     if (call.n_rows <= (wide ? kHopperDecodeRowsOfWide : kHopperDecodeRows)) return linear_decode(call, ctx);
-    const bool pays = wide || (call.mode == LinearMode::kStore
-                                   ? call.n_rows >= kLeastCodedRowsOfQkv && call.n_rows <= kMostCodedRowsOfQkv
-                                   : call.n_in >= kLeastCodedIn);
-    if (pays && linear_coded_serves(call, ctx)) return linear_coded(call, ctx);
+    if (linear_coded_serves(call, ctx)) return linear_coded(call, ctx);
     if (call.n_in >= kLeastWideIn && linear_coded_wide_serves(call, ctx)) return linear_coded_wide(call, ctx);
     if (call.mode == LinearMode::kStore && call.n_rows <= kHopperDecodeRowsOfQkv) return linear_decode(call, ctx);
   }
@@ -80,10 +84,19 @@ void linear_any(const LinearCall& call, const Context& ctx) {
   linear_hopper(call, ctx);
 }
 
+bool linear_sums_pays(const LinearCall& call, const Context& ctx) {
+  if (!linear_sums_serves(call, ctx)) return false;
+  if (call.mode == LinearMode::kStore) return call.n_rows >= kLeastSumsRowsOfQkv;
+  if (call.n_in >= kLeastLongIn) return call.n_rows > kHopperDecodeRows;
+  return call.n_rows >= kLeastSumsRowsOfO && call.n_rows <= kMostSumsRowsOfO;
+}
+
 void linear(const LinearArgs& args, const Context& ctx) {
-  LinearCall call = make_linear_call(args.accumulate ? LinearMode::kAccumulate : LinearMode::kStore, args.x,
-                                     args.n_rows, *args.weight);
-  call.out = args.out;
+  const LinearCall call = make_linear_call(args);
+  if (linear_sums_pays(call, ctx)) {
+    linear_sums(call, ctx);
+    return add_sums(call, ctx);
+  }
   linear_any(call, ctx);
 }
 

@@ -1,27 +1,21 @@
-// Matrix product of few rows on Hopper with coded weights (kernels.h): wide ones up to 64 rows, others up to 128. Bound
-// by reading them once.
+// Matrix product of few rows on Hopper with coded weights (kernels.h): wide ones up to 64 rows, half a product of
+// others up to 256. Bound by reading them once.
 //
 // Weights are the M of wgmma and come from registers, inputs the N: a consumer warpgroup has a slab of 64 outputs, each
 // of its warps expands a row tile, block by block of 64 columns. A product of few outputs takes as long as the way
 // through a warpgroup's blocks, so while a block is multiplied the next one is expanded and the one after it read.
 //
-// A CTA has two or three slabs. Wide weights: each warpgroup walks all segments of K. Others: the segments are those of
-// four CTAs, which meet in memory. (With a slab and all of K in a cluster of two, inputs were read by twice as many
-// CTAs, and that held the product up; clusters of four do not fill all GPCs.)
+// A CTA has two or three slabs. Wide weights: each warpgroup walks all segments of K, and stores its outputs. Others:
+// the segments are those of four CTAs, and each leaves its sums in memory, where the reader of the product adds them up
+// (linear_sums() in linear_kernels.h). Had they to meet here, all would stand still for 1.4 to 3 us, in the shared
+// memory of a cluster, which does not fill all SMs besides, or in the second-level cache.
 //
 // Two warps fill a ring of stages by the copy engine, one with a block of all the CTA's slabs, kEarly of them before
 // griddep_wait(), one with the same columns of all inputs (128-byte swizzle).
 //
-// The meeting of a row tile's four warps: each finishes a quarter of the rows. Words that have not come yet are
-// kNothing, a NaN that no sum is, and who has read a word puts that back: a sum is there as soon as it differs, without
-// a flag, a fence and a second way through the second-level cache (which cost 1.4 to 2.6 us more). The warps wait for
-// each other, so all CTAs must be able to run at once: slabs_per_cta(). Those of a tile are neighbours and start one
-// after another (as GPUs do; CUDA does not promise it), so that beside another kernel on the GPU, another engine's of
-// this kind too, all tiles but the last one begun are complete, end, and make room.
-//
-// Measured on an H200 (bench/results/2026-12-01-h200.txt), 8B, us at 32 / 64 / 96 / 128 rows against the packed form:
-// gate_up 40 / 41 (50 / 51), lm_head 239 / 260 (292 / 311), down 21.4 / 22.3 / 23.5 / 27.0 (27.0 / 27.0 / 29.3 / 29.7),
-// qkv 12.7 / 14.3 / 16.0 / 18.3 (15.4 / 15.5 / 17.7 / 17.8).
+// Measured on an H200, 8B, us against the packed form. At 32 / 64 rows gate_up 40 / 41 (50 / 51), lm_head 239 / 260
+// (292 / 311). At 128 / 160 / 192 / 256, with add_sums() behind it, o 14.2 / 16.2 / 17.0 / 20.7 (13.2 / 20.2 / 20.4
+// / 20.6), down 29.3 / 34.9 / 35.8 / 44.1 (30.8 / 44.5 / 45.1 / 46.1): bench/results/2026-12-01-h200-2.txt.
 #include <algorithm>
 #include <string>
 
@@ -41,7 +35,9 @@ constexpr int kMaxWideRows = 64;            // of wide weights
 
 template <int tokens, int slabs>
 struct Shape {
-  static constexpr int threads = slabs * 128 + 64;
+  // Consumers of many tokens need registers that a whole warpgroup of others gives away.
+  static constexpr bool gives = tokens > 192;
+  static constexpr int threads = slabs * 128 + (gives ? 128 : 64);
   static constexpr int sums = tokens / 2;                  // accumulators of a thread
   static constexpr int input_bytes = tokens * 128;         // of a stage
   static constexpr int weight_bytes = slabs * kSlabBytes;  // of a stage
@@ -50,106 +46,12 @@ struct Shape {
   static_assert(stages > kEarly);
 };
 constexpr int kMaxSlabs = 3;
+constexpr int kMaxRowsOfThree = 128;  // that registers hold the sums of, with three slabs
 
-// Row tiles of the widest weight whose segments are those of different CTAs.
-int most_split_row_tiles(int sm_count) {
-  return sm_count / kSegments * kMaxSlabs * kSlabTiles;
-}
-
-#if QWEN3_SM90A
-constexpr uint32_t kNothing = 0xffffffff;
-
-// The pieces of a row tile: what `from`'s warp has for the part that `to`'s finishes, [part / 4][32 lanes] float4.
-template <int part>
-__device__ __forceinline__ float* piece_of(float* meeting, int row_tile, int to, int from, int lane) {
-  return meeting + ((static_cast<int64_t>(row_tile) * kSegments + to) * kSegments + from) * (part * 32) + lane * 4;
-}
-__device__ __forceinline__ float something(float x) {
-  return __float_as_uint(x) == kNothing ? __uint_as_float(0x7fffffff) : x;
-}
-__device__ __forceinline__ void post(float* to, const float4& v) {
-  global_store_relaxed(to, make_float4(something(v.x), something(v.y), something(v.z), something(v.w)));
-}
-__device__ __forceinline__ bool has_come(const float4& v) {
-  const auto is = [](float x) { return __float_as_uint(x) != kNothing; };
-  return is(v.x) && is(v.y) && is(v.z) && is(v.w);
-}
-
-// This warp's row tile, of which it has `segment`, from the sums of all segments to the output.
-template <int tokens, int sums>
-__device__ __forceinline__ void meet(const LinearCall& call, float* meeting, const float (&y)[sums], int row_tile,
-                                     int segment, int lane) {
-  constexpr int kPart = sums / kSegments, kPieces = kPart / 4;
-  float4 own[kPieces];
-#pragma unroll
-  for (int to = 0; to < kSegments; to++) {
-#pragma unroll
-    for (int k = 0; k < kPieces; k++) {
-      const int i = to * kPart + k * 4;
-      const float4 piece = make_float4(y[i], y[i + 1], y[i + 2], y[i + 3]);
-      if (to == segment) {
-        own[k] = piece;
-      } else {
-        post(piece_of<kPart>(meeting, row_tile, to, segment, lane) + k * 128, piece);
-      }
-    }
-  }
-  // use(i, output) for each of the part's outputs that there are.
-  const auto for_each = [&](auto use) {
-#pragma unroll
-    for (int i = 0; i < kPart; i++) {
-      const int token = segment * (tokens / kSegments) + i / 4 * 8 + lane % 4 * 2 + i % 2;
-      const int out = row_tile * kPackRows + lane / 4 + i / 2 % 2 * 8;
-      if (token < call.n_rows && out < call.n_out) use(i, call.out + static_cast<int64_t>(token) * call.n_out + out);
-    }
-  };
-  float old[kPart];
-  if (call.mode == LinearMode::kAccumulate) for_each([&](int i, const float* from) { old[i] = *from; });
-  float4 v[kSegments][kPieces];
-  bool all_there;
-  do {
-    all_there = true;
-#pragma unroll
-    for (int from = 0; from < kSegments; from++) {
-      if (from == segment) continue;
-#pragma unroll
-      for (int k = 0; k < kPieces; k++) {
-        v[from][k] = global_load_relaxed(piece_of<kPart>(meeting, row_tile, segment, from, lane) + k * 128);
-      }
-    }
-#pragma unroll
-    for (int from = 0; from < kSegments; from++) {
-      if (from == segment) continue;
-#pragma unroll
-      for (int k = 0; k < kPieces; k++) all_there &= has_come(v[from][k]);
-    }
-  } while (!all_there);
-  float sum[kPart];
-#pragma unroll
-  for (int k = 0; k < kPieces; k++) {
-#pragma unroll
-    for (int from = 0; from < kSegments; from++) {
-      if (from == segment) {
-        v[from][k] = own[k];
-      } else {
-        *reinterpret_cast<uint4*>(piece_of<kPart>(meeting, row_tile, segment, from, lane) + k * 128) =
-            make_uint4(kNothing, kNothing, kNothing, kNothing);
-      }
-    }
-    sum[4 * k] = sum_segments(v[0][k].x, v[1][k].x, v[2][k].x, v[3][k].x);
-    sum[4 * k + 1] = sum_segments(v[0][k].y, v[1][k].y, v[2][k].y, v[3][k].y);
-    sum[4 * k + 2] = sum_segments(v[0][k].z, v[1][k].z, v[2][k].z, v[3][k].z);
-    sum[4 * k + 3] = sum_segments(v[0][k].w, v[1][k].w, v[2][k].w, v[3][k].w);
-  }
-  for_each([&](int i, float* to) { *to = call.mode == LinearMode::kAccumulate ? __fadd_rn(old[i], sum[i]) : sum[i]; });
-}
-#endif
-
-// split: a CTA has one segment of K; else all. meeting: the context's, for the first.
+// split: a CTA has one segment of K, and call.out room for the sums of all: [kSegments, n_rows, n_out]; else all of K.
 template <int tokens, int slabs, bool split>
 __global__ void __launch_bounds__(Shape<tokens, slabs>::threads, 1)
-    linear_coded_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ LinearCall call,
-                        float* const meeting) {
+    linear_coded_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ LinearCall call) {
 #if QWEN3_SM90A
   using S = Shape<tokens, slabs>;
   constexpr int kSums = S::sums;
@@ -176,6 +78,7 @@ __global__ void __launch_bounds__(Shape<tokens, slabs>::threads, 1)
   griddep_launch();
 
   if (warp >= slabs * 4) {
+    if constexpr (S::gives) fewer_registers<40>();
     if (warp == slabs * 4) {
       // A lane per slab; one past the end takes the last once more, for outputs that are not stored.
       const int slab = min(tile * slabs + lane, (call.row_tiles - 1) / kSlabTiles);
@@ -194,7 +97,7 @@ __global__ void __launch_bounds__(Shape<tokens, slabs>::threads, 1)
         from += kSlabBytes;
         place.next();
       }
-    } else if (lane == 0) {
+    } else if (warp == slabs * 4 + 1 && lane == 0) {
       tensor_prefetch(&x_map);
       griddep_wait();
       RingPlace<S::stages> place;
@@ -209,6 +112,7 @@ __global__ void __launch_bounds__(Shape<tokens, slabs>::threads, 1)
     return;
   }
 
+  if constexpr (S::gives) more_registers<224>();
   const int slab = warp / 4, row_tile = (tile * slabs + slab) * kSlabTiles + warp % 4;
   const CodedLane own(call.coded_bases + min(row_tile, call.row_tiles - 1) * kPackRows, lane);
   griddep_wait();
@@ -271,7 +175,10 @@ __global__ void __launch_bounds__(Shape<tokens, slabs>::threads, 1)
   }
   if constexpr (split) {
     wgmma_results(last);
-    if (row_tile < call.row_tiles) meet<tokens>(call, meeting, last, row_tile, segment, lane);
+    float* const sums = call.out + static_cast<int64_t>(segment) * call.n_rows * call.n_out;
+    for_each_output<kSums>(call, row_tile, lane, [&](int i, int token, int out) {
+      sums[static_cast<int64_t>(token) * call.n_out + out] = last[i];
+    });
   } else {
     finish_slab<kSums>(call, y, row_tile, lane);
   }
@@ -286,7 +193,7 @@ void run(const LinearCall& call, const Context& ctx) {
   const Grid grid{dim3(static_cast<unsigned>(split ? tiles * kSegments : tiles)), dim3(S::threads),
                   static_cast<size_t>(S::shared_bytes)};
   launch("a product with coded weights", linear_coded_kernel<tokens, slabs, split>, grid, ctx,
-         rows_map(call.x, call.n_rows, call.n_in, loaded_rows(call.n_rows)), call, ctx.meeting);
+         rows_map(call.x, call.n_rows, call.n_in, loaded_rows(call.n_rows)), call);
 }
 
 template <int slabs>
@@ -294,7 +201,8 @@ void run_split(const LinearCall& call, const Context& ctx) {
   if (call.n_rows <= 32) return run<32, slabs, true>(call, ctx);
   if (call.n_rows <= 64) return run<64, slabs, true>(call, ctx);
   if (call.n_rows <= 96) return run<96, slabs, true>(call, ctx);
-  run<128, slabs, true>(call, ctx);
+  if (call.n_rows <= kMaxRowsOfThree) return run<128, slabs, true>(call, ctx);
+  if constexpr (slabs == 2) call.n_rows <= 192 ? run<192, slabs, true>(call, ctx) : run<256, slabs, true>(call, ctx);
 }
 
 // Of a weight that is not wide: slabs of a CTA so that all CTAs run at once and not much of the GPU idles; 0: there is
@@ -307,6 +215,12 @@ int slabs_per_cta(const LinearCall& call, const Context& ctx) {
   return 0;
 }
 
+void require(bool serves, const LinearCall& call) {
+  if (serves) return;
+  throw Error(Status::kInternal, "a product with coded weights got " + std::to_string(call.n_rows) + " rows and " +
+                                     std::to_string(call.row_tiles) + " row tiles; ask whether it serves first");
+}
+
 }  // namespace
 
 bool is_wide(const LinearCall& call, const Context& ctx) {
@@ -314,24 +228,31 @@ bool is_wide(const LinearCall& call, const Context& ctx) {
 }
 
 bool linear_coded_serves(const LinearCall& call, const Context& ctx) {
-  if (call.coded == nullptr || call.col_blocks % kSegments != 0) return false;
-  if (is_wide(call, ctx)) return call.n_rows <= kMaxWideRows;
-  return call.n_rows <= kMaxCodedRows && call.mode != LinearMode::kGateUp && ctx.meeting != nullptr &&
-         slabs_per_cta(call, ctx) > 0;
+  return call.coded != nullptr && call.col_blocks % kSegments == 0 && call.n_rows <= kMaxWideRows && is_wide(call, ctx);
 }
 
-size_t meeting_bytes(int sm_count) {
-  constexpr size_t kPiece = kMaxCodedRows / 2 / kSegments * 32 * sizeof(float);
-  return static_cast<size_t>(most_split_row_tiles(sm_count)) * kSegments * kSegments * kPiece;
+bool linear_sums_serves(const LinearCall& call, const Context& ctx) {
+  if (call.coded == nullptr || ctx.sums == nullptr || call.mode == LinearMode::kGateUp) return false;
+  if (call.col_blocks % kSegments != 0 || call.n_out % 4 != 0 || is_wide(call, ctx)) return false;
+  const int slabs = slabs_per_cta(call, ctx);
+  return slabs > 0 && call.n_rows <= (slabs == 2 ? kMaxSumsRows : kMaxRowsOfThree);
+}
+
+size_t sums_bytes(int sm_count) {
+  const size_t widest = static_cast<size_t>(sm_count / kSegments) * kMaxSlabs * kSlabTiles * kPackRows;
+  return kSegments * kMaxSumsRows * widest * sizeof(float);
 }
 
 void linear_coded(const LinearCall& call, const Context& ctx) {
-  if (!linear_coded_serves(call, ctx)) {
-    throw Error(Status::kInternal, "linear_coded got " + std::to_string(call.n_rows) + " rows and " +
-                                       std::to_string(call.row_tiles) + " row tiles; ask linear_coded_serves first");
-  }
-  if (is_wide(call, ctx)) return call.n_rows <= 32 ? run<32, 3, false>(call, ctx) : run<64, 3, false>(call, ctx);
-  slabs_per_cta(call, ctx) == 2 ? run_split<2>(call, ctx) : run_split<3>(call, ctx);
+  require(linear_coded_serves(call, ctx), call);
+  call.n_rows <= 32 ? run<32, 3, false>(call, ctx) : run<64, 3, false>(call, ctx);
+}
+
+void linear_sums(const LinearCall& call, const Context& ctx) {
+  require(linear_sums_serves(call, ctx), call);
+  LinearCall to_sums = call;
+  to_sums.out = ctx.sums;
+  slabs_per_cta(call, ctx) == 2 ? run_split<2>(to_sums, ctx) : run_split<3>(to_sums, ctx);
 }
 
 }  // namespace qwen3::cuda

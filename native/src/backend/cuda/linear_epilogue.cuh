@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend/cuda/linear_kernels.h"
+#include "backend/cuda/segments.cuh"
 
 namespace qwen3::cuda {
 
@@ -47,15 +48,6 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 }
 __device__ __forceinline__ uint16_t to_bf16(float x) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(x));
-}
-
-// ((s0 + s1) + s2) + s3
-__device__ __forceinline__ float sum_segments(float s0, float s1, float s2, float s3) {
-  return __fadd_rn(__fadd_rn(__fadd_rn(s0, s1), s2), s3);
-}
-__device__ __forceinline__ float4 sum_segments(const float4 (&v)[kSegments]) {
-  return make_float4(sum_segments(v[0].x, v[1].x, v[2].x, v[3].x), sum_segments(v[0].y, v[1].y, v[2].y, v[3].y),
-                     sum_segments(v[0].z, v[1].z, v[2].z, v[3].z), sum_segments(v[0].w, v[1].w, v[2].w, v[3].w));
 }
 
 // The ones below store a wgmma result of 64 rows x `tile` outputs: `row` and `column` are this lane's first ones

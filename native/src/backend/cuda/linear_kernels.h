@@ -9,8 +9,6 @@
 
 namespace qwen3::cuda {
 
-inline constexpr int kSegments = 4;
-
 enum class LinearMode : int {
   kStore,       // out = y
   kAccumulate,  // out += y
@@ -40,6 +38,7 @@ __host__ __device__ inline int loaded_rows(int n_rows) {
 }
 
 LinearCall make_linear_call(LinearMode mode, const bf16* x, int n_rows, const LinearWeight& weight);
+LinearCall make_linear_call(const LinearArgs& args);
 
 // Up to 64 rows, sm_80 and newer; reads coded weights if there are any. ring: blocks in flight per warp: 4, 6 or 8 (up
 // to 8 rows), 0 = chosen.
@@ -55,14 +54,22 @@ inline constexpr int kMaxSlabRows = 32;
 bool linear_slabs_serves(const LinearCall& call, const Context& ctx);
 void linear_slabs(const LinearCall& call, const Context& ctx);
 
-// Hopper only, coded weights: wide ones up to 64 rows; others up to 128, modes kStore and kAccumulate, if CTAs
-// of two or three slabs and a segment of K, which meet in ctx.meeting, are no more than the SMs and three quarters of
-// them at least.
-inline constexpr int kMaxCodedRows = 128;
-size_t meeting_bytes(int sm_count);
+// Hopper only, wide coded weights, up to 64 rows.
 bool is_wide(const LinearCall& call, const Context& ctx);  // two slabs of 64 outputs for each SM, or more
 bool linear_coded_serves(const LinearCall& call, const Context& ctx);
 void linear_coded(const LinearCall& call, const Context& ctx);
+
+// Half a product, for who reads it to finish: leaves the sums of the four segments of each output in ctx.sums,
+// [kSegments, n_rows, n_out] float32, until the next product that does so. call.out is not touched. Hopper only, kStore
+// and kAccumulate with coded weights that are not wide, if CTAs of two or three slabs of 64 outputs and a segment of K
+// are no more than the SMs and three quarters of them at least; three up to 128 rows.
+inline constexpr int kMaxSumsRows = 256;
+bool linear_sums_serves(const LinearCall& call, const Context& ctx);
+void linear_sums(const LinearCall& call, const Context& ctx);
+// Whether a product is faster so, if its reader can add.
+bool linear_sums_pays(const LinearCall& call, const Context& ctx);
+// call.out, by call.mode, from what linear_sums() has left.
+void add_sums(const LinearCall& call, const Context& ctx);
 
 // Up to 128 rows, Hopper only, wide coded weights; linear_coded is faster where it serves.
 inline constexpr int kMaxCodedWideRows = 128;

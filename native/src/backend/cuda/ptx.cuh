@@ -193,19 +193,6 @@ __device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void*
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
       : "memory");
 }
-// ---- global memory that other CTAs write and read meanwhile, 16-byte aligned; orders nothing else
-__device__ __forceinline__ void global_store_relaxed(float* to, float4 v) {
-  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
-}
-__device__ __forceinline__ float4 global_load_relaxed(const float* from) {
-  float4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
 // ---- shared memory by address, floats and writing
 __device__ __forceinline__ void shared_store(uint32_t address, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
@@ -435,11 +422,13 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t descriptor_a,
   }
 template <int kN>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t descriptor_b, int add) {
-  static_assert(kN == 32 || kN == 64 || kN == 96 || kN == 128);
+  static_assert(kN == 32 || kN == 64 || kN == 96 || kN == 128 || kN == 192 || kN == 256);
   QWEN3_WGMMA_A(32, 16, 16, 17, 18, 19, 20, 21)
   QWEN3_WGMMA_A(64, 32, 32, 33, 34, 35, 36, 37)
   QWEN3_WGMMA_A(96, 48, 48, 49, 50, 51, 52, 53)
   QWEN3_WGMMA_A(128, 64, 64, 65, 66, 67, 68, 69)
+  QWEN3_WGMMA_A(192, 96, 96, 97, 98, 99, 100, 101)
+  QWEN3_WGMMA_A(256, 128, 128, 129, 130, 131, 132, 133)
 }
 // Keeps the registers of operand a from being written before the wait above it.
 __device__ __forceinline__ void wgmma_operands(const uint32_t (&a)[4][4]) {

@@ -5,11 +5,13 @@
 // and the row's number are read before griddep_wait(), so that behind it are one read of x, the sum and the store. Else
 // bound by reading x.
 #include <string>
+#include <type_traits>
 
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/ptx.cuh"
 #include "backend/cuda/row_norm.cuh"
+#include "backend/cuda/segments.cuh"
 #include "base/error.h"
 
 namespace qwen3::cuda {
@@ -27,10 +29,12 @@ __device__ __forceinline__ uint32_t scaled_pair(float low, float high, float sca
 }
 
 // x [*, hidden] float32; weight [hidden] bf16; row_index [n_rows] or nullptr, of the step's arrays, which are there
-// before its first kernel; out [n_rows, hidden] bf16
-template <int held>
+// before its first kernel; out [n_rows, hidden] bf16. adds: x, in which row_index says nothing, is increased first by
+// the segments' sums [kSegments, n_rows, hidden].
+template <int held, bool adds>
 __global__ void __launch_bounds__(kNormLanes)
-    rms_norm_kernel(const float* x, const bf16* weight, const int32_t* row_index, int hidden, float eps, bf16* out) {
+    rms_norm_kernel(std::conditional_t<adds, float*, const float*> x, const float* sums, const bf16* weight,
+                    const int32_t* row_index, int hidden, float eps, bf16* out) {
   __shared__ float groups[8];
   griddep_launch();
   const int first = static_cast<int>(threadIdx.x) * 4;
@@ -48,6 +52,27 @@ __global__ void __launch_bounds__(kNormLanes)
     const int at = first + i * kNormStride;
     if (at < hidden) values[i] = *reinterpret_cast<const float4*>(x + row * hidden + at);
   }
+  if constexpr (adds) {
+    const int64_t segment = static_cast<int64_t>(gridDim.x) * hidden;
+    float4 parts[held][kSegments] = {};
+#pragma unroll
+    for (int i = 0; i < held; i++) {
+      const int at = first + i * kNormStride;
+      if (at >= hidden) continue;
+#pragma unroll
+      for (int s = 0; s < kSegments; s++)
+        parts[i][s] = *reinterpret_cast<const float4*>(sums + s * segment + row * hidden + at);
+    }
+#pragma unroll
+    for (int i = 0; i < held; i++) {
+      const int at = first + i * kNormStride;
+      if (at >= hidden) continue;
+      float4& v = values[i];
+      const float4 sum = sum_segments(parts[i]);
+      v = make_float4(__fadd_rn(v.x, sum.x), __fadd_rn(v.y, sum.y), __fadd_rn(v.z, sum.z), __fadd_rn(v.w, sum.w));
+      *reinterpret_cast<float4*>(x + row * hidden + at) = v;
+    }
+  }
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < held; i++) {
@@ -64,25 +89,32 @@ __global__ void __launch_bounds__(kNormLanes)
   }
 }
 
-template <int held>
-void run(const RmsNormArgs& args, const Context& ctx) {
-  launch("launching rms_norm", rms_norm_kernel<held>, {dim3(static_cast<unsigned>(args.n_rows)), dim3(kNormLanes)}, ctx,
-         args.x, args.weight, args.row_index, args.hidden, args.eps, args.out);
-}
-
-}  // namespace
-
-void rms_norm(const RmsNormArgs& args, const Context& ctx) {
+template <bool adds>
+void run(const RmsNormArgs& args, std::conditional_t<adds, float*, const float*> x, const Context& ctx) {
   if (args.n_rows == 0) return;
   if (args.hidden % 4 != 0 || args.hidden > kMostHeld * kNormStride) {
     throw Error(Status::kUnsupported, "RMSNorm on the GPU needs a hidden size that is a multiple of 4 and at most " +
                                           std::to_string(kMostHeld * kNormStride) + ", this model has " +
                                           std::to_string(args.hidden));
   }
+  const auto go = [&](auto kernel) {
+    launch("launching rms_norm", kernel, {dim3(static_cast<unsigned>(args.n_rows)), dim3(kNormLanes)}, ctx, x, ctx.sums,
+           args.weight, args.row_index, args.hidden, args.eps, args.out);
+  };
   const int n = (args.hidden + kNormStride - 1) / kNormStride;
-  if (n == 1) return run<1>(args, ctx);
-  if (n <= 4) return run<4>(args, ctx);
-  run<kMostHeld>(args, ctx);
+  if (n == 1) return go(rms_norm_kernel<1, adds>);
+  if (n <= 4) return go(rms_norm_kernel<4, adds>);
+  go(rms_norm_kernel<kMostHeld, adds>);
+}
+
+}  // namespace
+
+void rms_norm(const RmsNormArgs& args, const Context& ctx) {
+  run<false>(args, args.x, ctx);
+}
+
+void rms_norm_of_sums(const RmsNormArgs& args, float* x, const Context& ctx) {
+  run<true>(args, x, ctx);
 }
 
 }  // namespace qwen3::cuda
