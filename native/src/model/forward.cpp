@@ -2,13 +2,15 @@
 //
 //   x  = embed(tokens)                                        residual stream, float32
 //   angles = cos, sin(position * inv_freq)                    RoPE's, for all layers
+//   n  = rmsnorm(x)                                           operands of products are bfloat16
 //   per layer:
-//     n   = rmsnorm(x)                                        operands of products are bfloat16
 //     qkv = n * qkv_proj^T                                    float32
 //     q, KV pool <- rope(head_norm(q)), rope(head_norm(k)), v
 //     x  += attention(q, KV pool) * o_proj^T
 //     n   = rmsnorm(x)
 //     x  += (silu(n * gate_proj^T) * (n * up_proj^T)) * down_proj^T
+//     n   = rmsnorm(x)                                        of the next layer: a residual add and the norm after it
+//                                                             are one op
 //   logits = rmsnorm(x[rows]) * lm_head^T                     only for rows that somebody asks for
 #include <algorithm>
 #include <cmath>
