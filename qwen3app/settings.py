@@ -44,7 +44,7 @@ class EngineSettings:
     max_ctx: int = 0
     slots: int = 0
     token_budget: int = 0
-    prefill_spread: int = 48
+    prefill_spread: int = 52
     max_queue: int = 1024
     threads: int = 0
     kv_gb: float = 0.0
@@ -175,17 +175,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, has_prefix_cache: b
     group.add_argument(
         "--prefill-spread",
         type=whole_number(0, 4096),
-        default=48,
+        default=EngineSettings.prefill_spread,
         metavar="STEPS",
         help="while answers stream, spread the prompt tokens that wait over about this many steps; larger is smoother, "
-        "smaller gets first tokens sooner, 0 ends a set of requests soonest (default: 48)",
+        "smaller gets first tokens sooner, 0 ends a set of requests soonest (default: %(default)s)",
     )
     group.add_argument(
         "--max-queue",
         type=whole_number(0, 1 << 20),
-        default=1024,
+        default=EngineSettings.max_queue,
         metavar="N",
-        help="requests that may wait for a slot before new ones are refused (default: 1024)",
+        help="requests that may wait for a slot before new ones are refused (default: %(default)s)",
     )
     group.add_argument(
         "--threads",

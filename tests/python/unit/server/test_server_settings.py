@@ -81,7 +81,7 @@ def test_all_flags() -> None:
     assert (settings.drain_seconds, settings.guards.max_body_mb, settings.served_model_name) == (1, 2, "a/b")
     assert parse("--yarn", "2.5", "--device", "cuda").engine.options().yarn_factor == 2.5
     assert parse("--gpu-memory-fraction", "0.5").engine.options().gpu_memory_fraction == 0.5
-    assert parse().engine.options() == EngineOptions(prefill_spread=48)  # what is not said is the library's choice
+    assert parse().engine.options() == EngineOptions(prefill_spread=52)  # what is not said is the library's choice
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
