@@ -29,13 +29,18 @@ namespace {
 
 constexpr double kBandwidth = 4.5e12;
 
+__global__ void add_up(const float* sums, float* out, size_t n) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x)
+    out[i] = ((sums[i] + sums[n + i]) + sums[2 * n + i]) + sums[3 * n + i];
+}
+
 // A batch of one new token each at the given positions (-1: padding, at the end), over blocks with random keys and
 // values up to the new token, NaN after it.
 struct Step {
   int heads, kv, n, max_blocks;
   std::vector<int32_t> start, real;  // real: positions of the sequences that are there
   std::vector<int32_t> table;
-  Buffer<float> qkv, angles;
+  Buffer<float> sums, qkv, angles;  // qkv: the sums of four segments, added
   Buffer<bf16> q_norm, k_norm, q;
   std::unique_ptr<Buffer<int32_t>> positions, seq_of, query_start, tables;
   std::vector<bf16> pool;  // k and v before the step
@@ -47,12 +52,14 @@ struct Step {
         kv(n_kv),
         n(int(at.size())),
         max_blocks(1),
-        qkv(at.size() * size_t(n_heads + 2 * n_kv) * 128),
+        sums(kSegments * at.size() * size_t(n_heads + 2 * n_kv) * 128),
+        qkv(sums.n / kSegments),
         angles(at.size() * 128),
         q_norm(128),
         k_norm(128),
         q(at.size() * size_t(n_heads) * 128) {
-    fill(qkv.data, qkv.n, 2.0f, salt);
+    fill(sums.data, sums.n, 1.0f, salt);
+    add_up<<<256, 256, 0, stream>>>(sums.data, qkv.data, qkv.n);
     fill(angles.data, angles.n, 0.7f, salt + 1);
     fill(q_norm.data, 128, 1.0f, salt + 2);
     fill(k_norm.data, 128, 1.0f, salt + 3);
@@ -158,8 +165,10 @@ void step_checks() {
           ", " + std::to_string(c.heads) + " / " + std::to_string(c.kv) + " heads";
     Step step(c.at, c.heads, c.kv, c.extra, uint64_t(checked) + 1);
     const size_t width = size_t(c.heads) * 128;
-    std::vector<bf16> expected[3];
-    for (int way = 0; way < 3; way++) {  // generic; fused; fused without room for states
+    std::vector<bf16> expected[3];  // out, k, v
+    // Generic; fused; fused without room for states; fused, from the sums of qkv_proj's segments.
+    for (int way = 0; way < 4; way++) {
+      if (way == 3 && planned_ctas(step.n, c.kv, step.max_context, sm_count) == 0) continue;
       Buffer<bf16> k(step.pool), v(step.pool), out(size_t(step.n) * width + 1024);
       out.poison();
       AttentionWorkspace w = workspace(kAttentionWorkspaceBytes);
@@ -173,7 +182,9 @@ void step_checks() {
                            context(false));
         cuda::attention({a.batch, a.q, a.kv, c.heads, c.kv, 128, a.out}, host, w, context(false));
       } else {
-        cuda::attention_step(a, host, w, context(true));
+        Context ctx = context(true);
+        ctx.sums = step.sums.data;
+        cuda::attention_step(a, host, w, ctx, way == 3);
       }
       finish();
       const std::vector<bf16> got[3] = {out.host(), k.host(), v.host()};

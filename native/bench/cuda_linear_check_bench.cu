@@ -137,7 +137,7 @@ void check_shapes(const Context& base) {
       {"8b qkv", 6144, 4096, false, 1024},      {"8b o", 4096, 4096, false, 1024},
       {"8b gate_up", 12288, 4096, true, 1024},  {"8b down", 4096, 12288, false, 1024},
       {"8b lm_head", 151936, 4096, false, 129}, {"wide", 16900, 1024, false, 129},
-      {"narrow", 3236, 8448, false, 129},
+      {"narrow", 3236, 8448, false, 257},
   };
   const int row_counts[] = {1,   2,   3,   7,   8,   9,   16,  17,  32,  33,  64,  65,  96,  97,
                             127, 128, 129, 160, 256, 257, 300, 384, 512, 600, 640, 700, 1024};
@@ -210,7 +210,9 @@ void check_shapes(const Context& base) {
           if (rows > variants[v].most_rows) continue;
           for (int run = 0; run < 2 * repeats; run++) {
             const bool pdl = run >= repeats;
-            if (pdl && (!base.pdl || (rows != 17 && rows != 96 && rows != 128 && rows != 512))) continue;
+            if (pdl &&
+                (!base.pdl || (rows != 17 && rows != 96 && rows != 128 && rows != 160 && rows != 256 && rows != 512)))
+              continue;
             Context ctx = base;
             ctx.pdl = pdl;
             now = variants[v].name + " " + s.name + " rows " + std::to_string(rows) + " mode " +
@@ -282,7 +284,7 @@ void check_chain(const Context& base) {
   constexpr int n = 6;
   const Shape shapes[] = {{"gated", 2048, 2048, true, 1024},
                           {"added", 2048, 2048, false, 1024},
-                          {"added, narrow", 4096, 8192, false, 128},
+                          {"added, narrow", 4096, 8192, false, 256},
                           {"added, wide", 16896, 256, false, 128}};
   size_t most_x = 0, out_bytes = 0;
   for (const Shape& s : shapes) {

@@ -55,7 +55,7 @@ class Model {
  private:
   BatchView upload(BatchArrays arrays);
   void run_layers(const BatchView& batch);
-  // The embedding, its norm, and what all layers share.
+  // The embedding, the first layer's input norm, and what all layers share.
   void begin_layers(const BatchView& batch);
   void run_layer(size_t layer, const BatchView& batch);
   RmsNormArgs norm_of_x(const bf16* weight, int n_rows) const;

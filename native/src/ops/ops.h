@@ -175,7 +175,7 @@ struct AttentionArgs {
   bf16* out;  // [n_tokens, n_heads, head_dim]
 };
 
-// The end of one half of a layer and the begin of the next: a product that is added to the residual stream, and the
+// The end of one half of a layer and the beginning of the next: a product that is added to the residual stream, and the
 // norm of what comes of it.
 struct ResidualNormArgs {
   LinearArgs linear;  // accumulate is true

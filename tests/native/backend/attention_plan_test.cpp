@@ -105,7 +105,7 @@ TEST("attention plan: random batches are dealt out once and whole") {
   std::mt19937 random(1);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   for (int round = 0; round < 300; round++) {
-    const int n_seqs = 1 + below(round % 3 == 0 ? 8 : 120);
+    const int n_seqs = round % 50 == 0 ? kMaxStepSeqs : 1 + below(round % 3 == 0 ? 8 : 120);
     const int n_kv_heads = std::vector<int>{1, 2, 3, 8}[static_cast<size_t>(below(4))];
     const int longest = std::vector<int>{1, 64, 300, 3000, 9000}[static_cast<size_t>(below(5))];
     std::vector<int32_t> positions;
@@ -113,8 +113,19 @@ TEST("attention plan: random batches are dealt out once and whole") {
     const int sm_count = std::vector<int>{1, 2, 16, 132}[static_cast<size_t>(below(4))];
     const int64_t max_states = below(3) == 0 ? below(200) : 1000000;
     const Batch batch(positions);
-    const int n_ctas = planned_ctas(n_seqs, n_kv_heads, batch.max_blocks * kBlockSize * (1 + below(4)), sm_count);
-    if (n_ctas > 0) check_plan(batch, n_kv_heads, sm_count, max_states, n_ctas);
+    const int padded = n_seqs + below(3) * 16;
+    const int n_ctas = planned_ctas(padded, n_kv_heads, batch.max_blocks * kBlockSize * (1 + below(4)), sm_count);
+    if (n_ctas == 0) continue;
+    const int most = check_plan(batch, n_kv_heads, sm_count, max_states, n_ctas);
+    // Whole pairs where there is no room for states; else the share of a CTA (or of an SM, where CTAs are few), what
+    // costs as much as states that travel, and what begins in a piece and ends behind it.
+    int64_t n_steps = 0, n_splits = 0;
+    for (const int32_t last : positions) {
+      n_steps += (last / kStep + 1) * n_kv_heads;
+      n_splits += (last / kSplit + 1) * n_kv_heads;
+    }
+    if (n_splits > max_states) continue;
+    CHECK(most <= 2 * (n_steps / std::min(n_ctas, sm_count) + 1) + 5 + 2 * kSplitSteps + longest / kStep);
   }
 }
 
@@ -134,6 +145,8 @@ TEST("attention plan: as many CTAs as there is work for, none where a cluster se
   CHECK_EQ(planned_ctas(1, 8, 512, 132), 0);
   CHECK_EQ(planned_ctas(8, 8, 512, 132), 0);    // 128 splits
   CHECK_EQ(planned_ctas(9, 8, 512, 132), 264);  // 144
+  CHECK_EQ(planned_ctas(33, 4, 256, 132), 0);   // one per SM
+  CHECK_EQ(planned_ctas(33, 4, 257, 132), 264);
   CHECK_EQ(planned_ctas(1, 8, 2048, 132), 0);
   CHECK_EQ(planned_ctas(1, 8, 4096, 132), 128);  // 16 splits are more than a cluster's
   CHECK_EQ(planned_ctas(1, 8, 8192, 132), 264);

@@ -318,10 +318,10 @@ void attention_twins(const Settings& settings, Report& report) {
     add(8, 1, {2500, 300});
     add(40, 8, {300, 90});
     // Decode steps of many sequences, of both forms of the projections (their numbers are even and odd).
-    for (const int n_sequences : {20, 20, 70, 70}) {
+    for (const int n_sequences : {40, 40, 70, 70}) {
       std::vector<int> lengths;
       for (int n = n_sequences; n > 0; n--) lengths.push_back(1 + source.below(n % 8 == 0 ? 500 : 60));
-      add(n_sequences == 20 ? 32 : 16, 8, std::move(lengths));
+      add(n_sequences == 40 ? 32 : 16, 8, std::move(lengths));
     }
     const int groups[] = {1, 2, 4, 5, 8};
     for (int i = 0; i < 12; i++) {

@@ -101,7 +101,7 @@ void check_residual_norm(Device& device, Report& report, const Problem& p, const
   if (p.n_out % 4 != 0 || p.n_out > kWidest) return;
   const size_t width = static_cast<size_t>(p.n_out);
   const bf16* norm = device.table(std::vector<bf16>(p.x.begin(), p.x.begin() + static_cast<std::ptrdiff_t>(width)));
-  for (const int rows : {1, 16, 17, 33, 100, 128, p.shape.max_rows}) {
+  for (const int rows : {1, 16, 17, 33, 100, 128, 192, 256, p.shape.max_rows}) {
     if (rows > p.shape.max_rows) continue;
     const size_t n = static_cast<size_t>(rows) * width;
     std::vector<float> sums[2];
@@ -265,7 +265,7 @@ void linear_twins(const Settings& settings, Report& report) {
                {{1024}, 3072, 300},
                {{4096, 1024, 1024}, 4096, 260},
                {{4096}, 4096, 260},
-               {{4096}, 12288, 140},
+               {{4096}, 12288, 257},
                {{151936}, 1024, 33},
                {{16900}, 256, 70},     // linear_coded, with a last CTA that is not full,
                {{3236}, 8448, 100},    // linear_sums, two slabs per CTA (one slab is missing),

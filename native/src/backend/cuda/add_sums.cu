@@ -1,4 +1,5 @@
-// What finishes a product of which linear_sums() has made half, where no other kernel does: the last layer's down_proj.
+// What finishes a product of which linear_sums() has made half, where its reader does not: a residual product without a
+// norm behind it, as the last layer's down_proj.
 //
 // A thread has four neighbouring outputs. Bound by latency: the sums are still in the second-level cache.
 #include "backend/cuda/launch.h"

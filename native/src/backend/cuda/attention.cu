@@ -90,6 +90,8 @@ void attention_step(const SelfAttentionArgs& args, const BatchHost& host, const 
   p.counters = workspace.counters;
   p.plan = host.plan;
   p.n_ctas = step_ctas(args, host, ctx);
+  if (of_sums && p.n_ctas == 0)
+    throw Error(Status::kInternal, "attention of few sequences cannot add sums of qkv_proj");
   if (p.n_ctas == 0) {
     attention_step_cluster(p, ctx);
   } else {

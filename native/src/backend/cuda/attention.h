@@ -52,8 +52,7 @@ void attention_hopper(const AttentionParams& params, int n_tiles, int n_groups, 
 // args.out are made, args.q is not used. host.plan must be there where planned_ctas() wants one.
 bool attention_step_serves(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
                            const Context& ctx);
-// of_sums: qkv is not in args.qkv but in ctx.sums, where linear_sums() has left it; not for few sequences
-// (planned_ctas()).
+// of_sums: qkv is not in args.qkv but in ctx.sums, where linear_sums() has left it; only with a plan.
 void attention_step(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
                     const Context& ctx, bool of_sums = false);
 

@@ -38,8 +38,8 @@ inline constexpr int kMaxStepSeqs = 512;  // sequences that attention_step takes
 inline constexpr int kStepCtasPerSm = 2;  // of attention_step.cu
 inline constexpr int kMaxCluster = 8;     // CTAs of a cluster of attention_step_cluster.cu
 
-// CTAs that attention_step.cu runs as for n_seqs sequences of up to max_context tokens; 0: so few that
-// attention_step_cluster.cu serves them, which needs no plan.
+// The number of CTAs with which attention_step.cu serves n_seqs sequences of up to max_context tokens, padding
+// included; 0: there is so little work that attention_step_cluster.cu serves them, which needs no plan.
 int planned_ctas(int n_seqs, int n_kv_heads, int max_context, int sm_count);
 
 struct StepPlanArgs {

@@ -249,7 +249,8 @@ BatchView CudaOps::upload_batch(const BatchArrays& a) {
   query_start_.assign(a.query_start.begin(), a.query_start.end());
   query_start_.resize(static_cast<size_t>(n_seqs) + 1, a.n_tokens);
   // Where attention_step wants a plan.
-  const bool plannable = ctx_.hopper && a.n_kv_heads > 0 && n_seqs > 0 && n_tokens == n_seqs && n_seqs <= kMaxStepSeqs;
+  const bool plannable = ctx_.hopper && a.n_kv_heads > 0 && a.n_heads >= a.n_kv_heads && n_seqs > 0 &&
+                         n_tokens == n_seqs && n_seqs <= kMaxStepSeqs;
   const int max_context = max_blocks * kBlockSize;
   const int n_pieces = plannable ? planned_ctas(n_seqs, a.n_kv_heads, max_context, ctx_.sm_count) : 0;
   const size_t plan_bytes = static_cast<size_t>(n_pieces) * sizeof(StepPiece);

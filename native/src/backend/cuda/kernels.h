@@ -32,9 +32,9 @@ void check(cudaError_t error, const char* what);
 void embed(const EmbedArgs& args, const int32_t* last_tokens, const Context& ctx);
 void rope_angles(const RopeAnglesArgs& args, const Context& ctx);  // (cos, sin) pairs: [n_tokens, 64] float2
 void rms_norm(const RmsNormArgs& args, const Context& ctx);
-// The same after x += the product whose segments' sums are in ctx.sums, of all rows.
+// The same after x += the product whose segments' sums are in ctx.sums: [kSegments, n_rows, hidden]. x is what args.x
+// points to, all its rows.
 void rms_norm_of_sums(const RmsNormArgs& args, float* x, const Context& ctx);
-size_t sums_bytes(int sm_count);
 void linear(const LinearArgs& args, const Context& ctx);
 void gate_up(const GateUpArgs& args, const Context& ctx);
 void qk_norm_rope(const QkNormRopeArgs& args, const Context& ctx);

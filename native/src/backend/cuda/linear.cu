@@ -17,11 +17,12 @@ constexpr int kHopperDecodeRowsOfWide = 12;
 // Columns of inputs from which linear_coded_wide is known to be faster than linear_hopper: its tiles end without
 // another one beginning beneath, which a short K (0.6B's lm_head) would feel most.
 constexpr int kLeastWideIn = 2048;
-// Rows between which qkv_proj and o_proj are faster as segments' sums. down_proj, which is all weights of kLeastLongIn
-// columns of inputs and more, is wherever there is that form beyond kHopperDecodeRows.
+// Rows from which, and up to which, segments' sums that their reader adds are faster: of qkv_proj, and of o_proj.
 constexpr int kLeastSumsRowsOfQkv = 33;
 constexpr int kLeastSumsRowsOfO = 65;
 constexpr int kMostSumsRowsOfO = 192;
+// A residual product of so many columns of inputs (down_proj) is faster so beyond kHopperDecodeRows, even if a kernel
+// of its own has to add.
 constexpr int kLeastLongIn = 8192;
 
 }  // namespace
@@ -93,7 +94,7 @@ bool linear_sums_pays(const LinearCall& call, const Context& ctx) {
 
 void linear(const LinearArgs& args, const Context& ctx) {
   const LinearCall call = make_linear_call(args);
-  if (linear_sums_pays(call, ctx)) {
+  if (call.n_in >= kLeastLongIn && linear_sums_pays(call, ctx)) {
     linear_sums(call, ctx);
     return add_sums(call, ctx);
   }

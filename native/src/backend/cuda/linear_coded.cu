@@ -7,8 +7,8 @@
 //
 // A CTA has two or three slabs. Wide weights: each warpgroup walks all segments of K, and stores its outputs. Others:
 // the segments are those of four CTAs, and each leaves its sums in memory, where the reader of the product adds them up
-// (linear_sums() in linear_kernels.h). Had they to meet here, all would stand still for 1.4 to 3 us, in the shared
-// memory of a cluster, which does not fill all SMs besides, or in the second-level cache.
+// (linear_sums() in linear_kernels.h). If the CTAs met here instead, all of them would stand still meanwhile: 1.4 to 3
+// us, measured through the second-level cache and through the shared memory of clusters.
 //
 // Two warps fill a ring of stages by the copy engine, one with a block of all the CTA's slabs, kEarly of them before
 // griddep_wait(), one with the same columns of all inputs (128-byte swizzle).
@@ -32,12 +32,15 @@ namespace {
 
 [[maybe_unused]] constexpr int kEarly = 3;  // stages of weights
 constexpr int kMaxWideRows = 64;            // of wide weights
+// Of a thread, where registers move; of a CTA of 384 threads: ptxas gives each the most that is a multiple of 8.
+[[maybe_unused]] constexpr int kConsumerRegisters = 224, kProducerRegisters = 40, kRegisters = 384 * 168;
 
 template <int tokens, int slabs>
 struct Shape {
-  // Consumers of many tokens need registers that a whole warpgroup of others gives away.
-  static constexpr bool gives = tokens > 192;
-  static constexpr int threads = slabs * 128 + (gives ? 128 : 64);
+  // Consumers of many tokens need more registers than there are for all threads: a whole warpgroup gives its own away.
+  static constexpr bool moves_registers = tokens > 192;
+  static constexpr int threads = slabs * 128 + (moves_registers ? 128 : 64);
+  static_assert(!moves_registers || slabs * 128 * kConsumerRegisters + 128 * kProducerRegisters <= kRegisters);
   static constexpr int sums = tokens / 2;                  // accumulators of a thread
   static constexpr int input_bytes = tokens * 128;         // of a stage
   static constexpr int weight_bytes = slabs * kSlabBytes;  // of a stage
@@ -78,7 +81,7 @@ __global__ void __launch_bounds__(Shape<tokens, slabs>::threads, 1)
   griddep_launch();
 
   if (warp >= slabs * 4) {
-    if constexpr (S::gives) fewer_registers<40>();
+    if constexpr (S::moves_registers) fewer_registers<kProducerRegisters>();
     if (warp == slabs * 4) {
       // A lane per slab; one past the end takes the last once more, for outputs that are not stored.
       const int slab = min(tile * slabs + lane, (call.row_tiles - 1) / kSlabTiles);
@@ -112,7 +115,7 @@ __global__ void __launch_bounds__(Shape<tokens, slabs>::threads, 1)
     return;
   }
 
-  if constexpr (S::gives) more_registers<224>();
+  if constexpr (S::moves_registers) more_registers<kConsumerRegisters>();
   const int slab = warp / 4, row_tile = (tile * slabs + slab) * kSlabTiles + warp % 4;
   const CodedLane own(call.coded_bases + min(row_tile, call.row_tiles - 1) * kPackRows, lane);
   griddep_wait();
@@ -232,15 +235,16 @@ bool linear_coded_serves(const LinearCall& call, const Context& ctx) {
 }
 
 bool linear_sums_serves(const LinearCall& call, const Context& ctx) {
-  if (call.coded == nullptr || ctx.sums == nullptr || call.mode == LinearMode::kGateUp) return false;
+  if (!ctx.hopper || ctx.sums == nullptr || call.coded == nullptr || call.mode == LinearMode::kGateUp) return false;
   if (call.col_blocks % kSegments != 0 || call.n_out % 4 != 0 || is_wide(call, ctx)) return false;
   const int slabs = slabs_per_cta(call, ctx);
   return slabs > 0 && call.n_rows <= (slabs == 2 ? kMaxSumsRows : kMaxRowsOfThree);
 }
 
 size_t sums_bytes(int sm_count) {
-  const size_t widest = static_cast<size_t>(sm_count / kSegments) * kMaxSlabs * kSlabTiles * kPackRows;
-  return kSegments * kMaxSumsRows * widest * sizeof(float);
+  const size_t slab_rows = std::max(2 * kMaxSumsRows, kMaxSlabs * kMaxRowsOfThree);  // rows x slabs of a CTA
+  const size_t tiles = static_cast<size_t>(sm_count / kSegments);
+  return kSegments * tiles * slab_rows * kSlabTiles * kPackRows * sizeof(float);
 }
 
 void linear_coded(const LinearCall& call, const Context& ctx) {

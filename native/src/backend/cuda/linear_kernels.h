@@ -62,11 +62,13 @@ void linear_coded(const LinearCall& call, const Context& ctx);
 // Half a product, for who reads it to finish: leaves the sums of the four segments of each output in ctx.sums,
 // [kSegments, n_rows, n_out] float32, until the next product that does so. call.out is not touched. Hopper only, kStore
 // and kAccumulate with coded weights that are not wide, if CTAs of two or three slabs of 64 outputs and a segment of K
-// are no more than the SMs and three quarters of them at least; three up to 128 rows.
+// are no more than the SMs and three quarters of them at least; with three slabs, up to 128 rows.
 inline constexpr int kMaxSumsRows = 256;
 bool linear_sums_serves(const LinearCall& call, const Context& ctx);
 void linear_sums(const LinearCall& call, const Context& ctx);
-// Whether a product is faster so, if its reader can add.
+// Bytes of ctx.sums, for any weight.
+size_t sums_bytes(int sm_count);
+// Whether a product is faster so, where its reader adds.
 bool linear_sums_pays(const LinearCall& call, const Context& ctx);
 // call.out, by call.mode, from what linear_sums() has left.
 void add_sums(const LinearCall& call, const Context& ctx);

@@ -29,8 +29,8 @@ __device__ __forceinline__ uint32_t scaled_pair(float low, float high, float sca
 }
 
 // x [*, hidden] float32; weight [hidden] bf16; row_index [n_rows] or nullptr, of the step's arrays, which are there
-// before its first kernel; out [n_rows, hidden] bf16. adds: x, in which row_index says nothing, is increased first by
-// the segments' sums [kSegments, n_rows, hidden].
+// before its first kernel; out [n_rows, hidden] bf16. adds: row_index is nullptr, and the segments' sums [kSegments,
+// n_rows, hidden] are first added to x.
 template <int held, bool adds>
 __global__ void __launch_bounds__(kNormLanes)
     rms_norm_kernel(std::conditional_t<adds, float*, const float*> x, const float* sums, const bf16* weight,
@@ -114,6 +114,8 @@ void rms_norm(const RmsNormArgs& args, const Context& ctx) {
 }
 
 void rms_norm_of_sums(const RmsNormArgs& args, float* x, const Context& ctx) {
+  if (args.x != x || args.row_index != nullptr)
+    throw Error(Status::kInternal, "a norm behind a residual add must be of all rows of what is added to");
   run<true>(args, x, ctx);
 }
 
