@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -166,7 +167,9 @@ class RemoteBackend:
             if stats.finish is None:
                 raise ChatError("The server ended the answer without saying why; it may have stopped.")
         except _FAILURES as error:
-            raise ChatError(f"The connection to {self.place} failed: {_words(error)}.") from None
+            words = _words(error)
+            end = "" if words.endswith("?") else "."
+            raise ChatError(f"The connection to {self.place} failed: {words}{end}") from None
         except (AttributeError, TypeError):
             raise ChatError("The server sent an event that has not the form of OpenAI's.") from None
         finally:
@@ -211,8 +214,9 @@ class RemoteBackend:
                     raise await _refused(response)
                 cards = _json(await _all(response)).get("data")
         except _FAILURES as error:
-            hint = _scheme_hint(error, self.place)
-            raise ChatError(f"There is no answer from {self.place}: {_words(error)}{hint}") from None
+            words = _words(error)
+            hint = "" if words.endswith("?") else _scheme_hint(error, self.place)
+            raise ChatError(f"There is no answer from {self.place}: {words}{hint}") from None
         models = {
             card["id"]: card
             for card in (cards if isinstance(cards, list) else ())
@@ -346,7 +350,10 @@ async def _refused(response: httpx2.Response) -> ChatError:
 
 
 def _words(error: Exception) -> str:
-    return sanitize_line(str(error) or type(error).__name__).rstrip(".")
+    said = re.sub(r"^\[Errno -?\d+\] ", "", str(error)).rstrip(".")
+    if said == "All connection attempts failed":  # all that the library says, whichever way they did
+        said = "nothing listens there; is the server running?"
+    return sanitize_line(said or type(error).__name__).rstrip(".")
 
 
 def _scheme_hint(error: Exception, place: str) -> str:

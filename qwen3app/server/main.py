@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # How long a server whose engine has failed goes on saying so before it ends: two rounds of a 5 s health check.
 FAILED_SECONDS = 10.0
+# `timeout` and others signal a process and then its group, which it is in: so soon after the first, a signal is the same.
+_ECHO_SECONDS = 0.1
 # After the answers have ended, how long slow readers get for the last bytes.
 _FLUSH_SECONDS = 3
 # The collector of cycles runs when there are so many objects more than at its last run; a stream has some 150.
@@ -185,6 +187,7 @@ class Life:
         self.state: ServerState = ServerState(settings, name, HttpObservations(), Heartbeat())
         self._error: BaseException | None = None
         self._signal: int | None = None
+        self._draining_since = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._began = time.perf_counter()
         self._server: Any = None
@@ -316,6 +319,8 @@ class Life:
 
     def _on_signal(self, number: int) -> None:
         if self.state.draining:
+            if time.perf_counter() - self._draining_since < _ECHO_SECONDS:
+                return
             self._signal = int(number)
             self._log.write("signal", "warning", message="A second signal: ending at once.")
             if self.state.serving is not None:
@@ -324,6 +329,7 @@ class Life:
             self._server.should_exit = True
             return
         self.state.draining = True
+        self._draining_since = time.perf_counter()
         serving = self.state.serving
         n_active = serving.runtime.n_active if serving is not None else 0
         self._log.write(

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,19 @@ def test_sigterm_drains(start_server: StartServer, tiny_model_dir: Path) -> None
     assert '"event":"draining","n_requests":1' in server.log and '"event":"stopped"' in server.log
 
 
+def test_a_signal_and_its_echo_are_one(start_server: StartServer, tiny_model_dir: Path) -> None:
+    server = start_server(tiny_model_dir, "--max-ctx", "2048")
+    body = {"prompt": "Once", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=PATIENCE) as response:
+        parts = response.iter_bytes()
+        next(parts)
+        for _ in range(2):  # as `timeout` does it: the process, then its group
+            server.process.send_signal(signal.SIGTERM)
+        assert b"".join(parts).endswith(b"data: [DONE]\n\n")
+    assert server.process.wait(PATIENCE) == 0
+    assert "A second signal" not in server.log
+
+
 def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_model_dir: Path) -> None:
     server = start_server(tiny_model_dir, "--max-ctx", "30000")
     body = {"prompt": "Once", "max_tokens": 25_000, "ignore_eos": True, "stream": True}
@@ -250,6 +264,7 @@ def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_model_dir:
         server.process.send_signal(signal.SIGTERM)
         wait_for(server, '"event":"draining"')
         assert server.process.poll() is None
+        time.sleep(0.15)  # an echo of the first comes sooner
         assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM  # 0, had it waited for the answer
 
 
