@@ -8,13 +8,16 @@ and the gate, so replies that never reach a route are logged too; what the proto
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import sys
+import threading
 import time
 import traceback
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 RECORD_KEY = "qwen3.record"
 _MAX_ERROR = 300  # characters of a sentence in the log: it may quote the request
 _MAX_REQUEST_ID = 128
+_MOST_WAITING = 10_000  # lines of the log that wait for who reads stderr
+_FINISH_SECONDS = 1.0
 # uvloop's words for a write to a socket that has just been closed, before the protocol has been told.
 _CLOSED_SOCKET = "the handler is closed"
 _LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
@@ -43,17 +48,89 @@ class Log:
 
     def __init__(self, level: str = "info") -> None:
         self._least = _LEVELS[level]
+        self._writer: _Writer | None = None
 
     def write(self, event: str, level: str = "info", **fields: Any) -> None:
-        if _LEVELS[level] < self._least:
-            return
-        stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = {"time": stamp, "level": level, "event": event, **fields}
+        if _LEVELS[level] >= self._least:
+            self.write_text(_one_line({"time": _stamp(), "level": level, "event": event, **fields}) + "\n")
+
+    def write_text(self, text: str) -> None:
+        """Text for people, between the lines."""
+        if self._writer is not None:
+            return self._writer.put(text)
         try:
-            sys.stderr.write(_one_line(line) + "\n")
+            sys.stderr.write(text)
             sys.stderr.flush()
         except (OSError, ValueError):
             return  # nobody reads stderr any more: serving goes on
+
+    @contextlib.contextmanager
+    def in_background(self) -> Generator[None]:
+        """Inside, a thread of its own writes, so that whoever reads stderr, or has stopped to, holds nobody up."""
+        try:
+            descriptor = sys.stderr.fileno()
+        except (OSError, ValueError, AttributeError):  # no file at all: writing cannot block
+            yield
+            return
+        self._writer = _Writer(descriptor)
+        try:
+            yield
+        finally:
+            self._writer.finish()
+            self._writer = None
+
+
+class _Writer:
+    """A thread that writes to a descriptor. What comes while too much waits is dropped, and counted."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: deque[bytes] = deque()
+        self._n_dropped = 0
+        self._changed = threading.Condition()
+        self._ends = False
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def put(self, text: str) -> None:
+        data = text.encode("utf-8", "replace")
+        with self._changed:
+            if len(self._waiting) >= _MOST_WAITING:
+                self._n_dropped += 1
+                return
+            self._waiting.append(data)
+            self._changed.notify()
+
+    def finish(self) -> None:
+        """Waits for what has been put, but not for ever."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify()
+        self._thread.join(_FINISH_SECONDS)
+
+    def _run(self) -> None:
+        while (data := self._take()) is not None:
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                continue  # nobody reads it any more
+
+    def _take(self) -> bytes | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ends)
+            if not self._waiting:
+                return None
+            if self._n_dropped and len(self._waiting) < _MOST_WAITING // 2:
+                message = f"Lines were lost, as nobody read them: {self._n_dropped}."
+                self._n_dropped = 0
+                lost = {"time": _stamp(), "level": "warning", "event": "log", "message": message}
+                return (_one_line(lost) + "\n").encode()
+            return self._waiting.popleft()
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _one_line(line: dict[str, Any]) -> str:

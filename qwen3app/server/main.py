@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # How long a server whose engine has failed goes on saying so before it ends: two rounds of a 5 s health check.
 FAILED_SECONDS = 10.0
-# `timeout` and others signal a process and then its group, which it is in: so soon after the first, a signal is the same.
+# `timeout` and others signal a process and then its group, which it is in: what comes so soon is the same signal.
 _ECHO_SECONDS = 0.1
 # After the answers have ended, how long slow readers get for the last bytes.
 _FLUSH_SECONDS = 3
@@ -64,7 +64,8 @@ def run_server(settings: ServeSettings) -> int:
 
         log = Log(settings.log_level)
         _route_logging(log)
-        return _loop_runner(Life(settings, directory, listener, loader, log, tls))
+        with log.in_background():
+            return _loop_runner(Life(settings, directory, listener, loader, log, tls))
     finally:
         loader.abandon()
         listener.close()
@@ -187,7 +188,7 @@ class Life:
         self.state: ServerState = ServerState(settings, name, HttpObservations(), Heartbeat())
         self._error: BaseException | None = None
         self._signal: int | None = None
-        self._draining_since = 0.0
+        self._first_signal = 0, 0.0  # and when it came
         self._tasks: set[asyncio.Task[None]] = set()
         self._began = time.perf_counter()
         self._server: Any = None
@@ -278,7 +279,7 @@ class Life:
         seconds = start_seconds(model, self._loader.began, process_seconds())
         self._log.write("ledger", **ledger(model, seconds))
         if sys.stderr.isatty():
-            sys.stderr.write(table(model, seconds))
+            self._log.write_text(table(model, seconds))
         if model.template.notice:
             self._log.write("template", "warning", message=model.template.notice)
         self.state.greeting = load_greeting(model.directory)
@@ -295,7 +296,7 @@ class Life:
             await runtime.drain()
         self._log.write("ready", model=self.state.model_name, seconds=round(process_seconds(), 3), page=self._page)
         if sys.stderr.isatty():
-            sys.stderr.write(f"\nOpen {self._page} in a browser to chat; programs use {self._page}v1\n\n")
+            self._log.write_text(f"\nOpen {self._page} in a browser to chat; programs use {self._page}v1\n\n")
 
     async def _watch_progress(self) -> None:
         from qwen3app.server.state import Progress
@@ -309,17 +310,22 @@ class Life:
     @contextlib.contextmanager
     def _signals(self) -> Generator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # A terminal that closes sends SIGHUP; under nohup, which has it ignored, it stays so.
+        heard = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            heard.append(signal.SIGHUP)
+        for number in heard:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in heard:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, number: int) -> None:
         if self.state.draining:
-            if time.perf_counter() - self._draining_since < _ECHO_SECONDS:
+            first, since = self._first_signal
+            if number == first and time.perf_counter() - since < _ECHO_SECONDS:
                 return
             self._signal = int(number)
             self._log.write("signal", "warning", message="A second signal: ending at once.")
@@ -329,7 +335,7 @@ class Life:
             self._server.should_exit = True
             return
         self.state.draining = True
-        self._draining_since = time.perf_counter()
+        self._first_signal = number, time.perf_counter()
         serving = self.state.serving
         n_active = serving.runtime.n_active if serving is not None else 0
         self._log.write(

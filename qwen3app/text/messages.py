@@ -171,6 +171,9 @@ def _normalise_call(call: Any, param: str) -> dict[str, Any]:
                 f"{param} must be an object with name and arguments, not {_kind(result['function'])}.", param
             )
         inner = result["function"] = dict(result["function"])
+    if not isinstance(result.get("id"), str | None):
+        where = f"{param.removesuffix('.function')}.id"
+        raise TextError(f"{where} must be a string, not {_kind(result['id'])}.", where)
     name = inner.get("name")
     if not isinstance(name, str) or not name:
         raise _wrong(inner, "name", param, "the called tool's name")

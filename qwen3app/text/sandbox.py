@@ -4,7 +4,9 @@ Owns: filters, globals and limits. Refuses to know: tokens and messages.
 A template comes with a downloaded model, so it is foreign code. jinja2's sandbox keeps it from Python's internals; what
 it leaves open is time and memory. Here every loop pass and every macro call costs one step of a budget, every string
 that an operator, a method or a filter makes costs its length, and the few operations that blow up in one go
-(repetition, powers, padding, replace, join, formats) are checked before they run.
+(repetition, powers, padding, replace, join, formats) are checked before they run. Every list, tuple and dict that the
+template makes is weighed: how long it would be if it were written out, with what it holds twice counted twice. So what
+walks through one (to compare it, to make JSON or text of it) is bounded too. There are no bytes.
 Invariants: a render ends after at most MAX_STEPS steps, MAX_SECONDS seconds (checked at steps) or MAX_CHARACTERS built
 characters, with a TemplateLimitError. The result is otherwise that of transformers' environment.
 Threads: the environment is immutable after creation; each render has its own Budget.
@@ -38,10 +40,12 @@ MAX_ITEMS = 1 << 20  # of a list
 # All strings made on the way; the official template copies a content about eight times.
 MAX_CHARACTERS = 1 << 27
 MAX_WIDTH = 10_000
+MAX_DEPTH = 200  # of lists and objects in each other
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 # str.format and format_map are left to jinja2, which replaces them.
-_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
+_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith(("_", "format", "encode")))
+_BYTES_MAKERS = ("encode", "to_bytes")
 _LOOP_ATTRIBUTES = frozenset(("index", "index0", "first", "last", "length"))
 
 # Not an identifier, so no template can name it and no keyword of a request can hide it.
@@ -61,10 +65,13 @@ def _refuse_length(length: int, kind: Any) -> None:
 class Budget:
     """What one render may still spend."""
 
-    __slots__ = ("_characters", "_deadline", "_steps")
+    __slots__ = ("_characters", "_deadline", "_n_kept", "_steps", "_weights")
 
     def __init__(self) -> None:
         self._steps = MAX_STEPS
+        # By id, of containers, which nothing can change; the youngest, of MAX_ITEMS items together, are kept.
+        self._weights: dict[int, tuple[Any, int]] = {}
+        self._n_kept = 0
         self._characters = MAX_CHARACTERS
         self._deadline = time.monotonic() + MAX_SECONDS
 
@@ -83,6 +90,34 @@ class Budget:
             self._characters -= length
             if self._characters < 0:
                 raise TemplateLimitError(f"it builds more than {MAX_CHARACTERS:,} characters")
+        if isinstance(value, list | tuple | dict) and self._weigh(value) > MAX_LENGTH:
+            raise TemplateLimitError(f"it makes a list or object that holds more than {MAX_LENGTH:,} characters")
+
+    def _weigh(self, value: Any, depth: int = 0) -> int:
+        """Characters and items of a value and of all that it holds, each as often as it occurs."""
+        if isinstance(value, str):
+            return len(value)
+        if not isinstance(value, list | tuple | dict):
+            return 1
+        known = self._weights.get(id(value))
+        if known is None:
+            if depth > MAX_DEPTH:
+                raise TemplateLimitError(f"it nests lists or objects more than {MAX_DEPTH} deep")
+            held = (*value, *value.values()) if isinstance(value, dict) else value
+            return self._keep(value, 1 + len(held) + sum(self._weigh(item, depth + 1) for item in held))
+        return known[1]
+
+    def _keep(self, value: Any, weight: int) -> int:
+        while self._n_kept + len(value) > MAX_ITEMS and self._weights:
+            oldest, _ = self._weights.pop(next(iter(self._weights)))
+            self._n_kept -= len(oldest)
+        self._weights[id(value)] = (value, weight)  # the value too, so that its id is nobody else's
+        self._n_kept += len(value)
+        return weight
+
+    def _weigh_sum(self, left: Any, right: Any, result: Any) -> None:
+        """Of left + right, without walking through it: templates build lists of messages one by one."""
+        self._keep(result, self._weigh(left) + self._weigh(right))
 
 
 def _budget(context: Context) -> Budget | None:
@@ -241,6 +276,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _BYTES_MAKERS and super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
             for text, times in ((left, right), (right, left)):
@@ -254,6 +292,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "%" and isinstance(left, str):
             _refuse_format(left)
         result = self.binop_table[operator](left, right)
+        if operator == "+" and isinstance(result, list | tuple) and (budget := _budget(context)) is not None:
+            budget._weigh_sum(left, right, result)
         if isinstance(result, str | list | tuple):
             _charge_filter(context, result)
         return result
@@ -269,13 +309,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             result = __obj(*args, **kwargs)
         else:
             result = super().call(__context, __obj, *args, **kwargs)
-        if isinstance(result, str | list):
+        if isinstance(result, str | list | tuple | dict):
             _charge_filter(__context, result)
         return result
 
 
 def add_limits(tree: nodes.Template) -> None:
-    """Puts a budget step into every loop and macro body, and a charge on every `~` and filter result."""
+    """Puts a budget step into every loop and macro body, and a charge on every `~`, filter result, list and object."""
 
     def visit(node: nodes.Node) -> Any:
         for field, value in node.iter_fields():
@@ -287,11 +327,21 @@ def add_limits(tree: nodes.Template) -> None:
             one = nodes.Const(None, lineno=node.lineno)
             step = nodes.Filter(one, "render step", [], [], None, None, lineno=node.lineno)
             node.body = [nodes.ExprStmt(step, lineno=node.lineno), *node.body]
-        elif isinstance(node, nodes.Concat) or (isinstance(node, nodes.Filter) and node.name != "length"):
+        elif (
+            isinstance(node, nodes.Concat)
+            or (isinstance(node, nodes.Filter) and node.name != "length")
+            or (isinstance(node, nodes.List | nodes.Dict) and _holds_expressions(node))
+            or (isinstance(node, nodes.Tuple) and node.ctx == "load" and _holds_expressions(node))
+        ):
             return nodes.Filter(node, "render charge", [], [], None, None, lineno=node.lineno)
         return node
 
     visit(tree)
+
+
+def _holds_expressions(node: nodes.List | nodes.Dict | nodes.Tuple) -> bool:
+    """Whether it holds more than constants: these are no larger than the template's text."""
+    return any(not isinstance(item, nodes.Const) for item in (node.items if node.items else ()))
 
 
 def joined(pieces: Iterator[str]) -> str:

@@ -156,6 +156,7 @@ class Tokenizer:
             raise TextError(f"{source} is not a byte-level BPE tokenizer, the only kind that Qwen3 models use.")
         hf.no_truncation()
         hf.no_padding()
+        hf.model.dropout = None  # of training: merges left out at random
         self._raw = hf
         # Same model object, normalizer and pre-tokenizer, but no added tokens: nothing is parsed or copied.
         self._plain = HfTokenizer(hf.model)

@@ -127,7 +127,7 @@ async def test_500_requests_with_random_disconnects(start_server: StartServer, t
         async def one(i: int) -> str:
             body = body_of(i)
             leave = chance.random() < 0.5
-            patience = chance.random() * 4 if leave else 1000.0
+            patience = 4 * chance.random() ** 4 if leave else 1000.0  # fast machines answer all in half a second
             try:
                 async with asyncio.timeout(patience):
                     response = await client.post("/v1/chat/completions", json=body)
@@ -239,14 +239,15 @@ def test_sigterm_drains(start_server: StartServer, tiny_model_dir: Path) -> None
     assert '"event":"draining","n_requests":1' in server.log and '"event":"stopped"' in server.log
 
 
-def test_a_signal_and_its_echo_are_one(start_server: StartServer, tiny_model_dir: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_and_its_echo_are_one(number: int, start_server: StartServer, tiny_model_dir: Path) -> None:
     server = start_server(tiny_model_dir, "--max-ctx", "2048")
     body = {"prompt": "Once", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=PATIENCE) as response:
         parts = response.iter_bytes()
         next(parts)
         for _ in range(2):  # as `timeout` does it: the process, then its group
-            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(number)
         assert b"".join(parts).endswith(b"data: [DONE]\n\n")
     assert server.process.wait(PATIENCE) == 0
     assert "A second signal" not in server.log

@@ -187,6 +187,14 @@ def test_a_bare_list_and_tool_calls(session: ChatSession, tmp_path: Path) -> Non
         ('[{"role": "user", "content": "x"}]', "the last message is a question"),
         ('[{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]', "behind the first"),
         ('{"messages": [], "temperature": "hot"}', "temp must be a number"),
+        *(
+            (
+                '[{"role": "user", "content": "x"}, '
+                f'{{"role": "assistant", "tool_calls": [{{"id": {wrong}, "name": "f"}}]}}]',
+                r"messages\[1\]\.tool_calls\[0\]\.id must be a string",
+            )
+            for wrong in ('{"x": 1}', '["x"]', "5")
+        ),
         (
             '[{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": "c", "name": "f"}]}]',
             "the tool call c has no result",

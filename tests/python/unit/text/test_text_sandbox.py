@@ -61,6 +61,22 @@ HOSTILE = {
     "format method nested": "{{ '{:>{}}'.format(1, 10000000000) }}",
     "format filter": "{{ '%10000000000d'|format(1) }}",
     "strftime": "{{ strftime_now('%10000000000d') }}",
+    **{
+        f"doubly nested, {use}": "{% set n = namespace(a=[0], b=[0]) %}{% for i in range(40) %}{% set n.a = [n.a, n.a] %}"
+        "{% set n.b = [n.b, n.b] %}{% endfor %}{{ " + use + " }}"
+        for use in ("n.a == n.b", "n.a|tojson", "n.a|string", "n.a", "'%s' % n.a", "n.a ~ ''", "'{}'.format(n.a)")
+    },
+    "doubly nested tuple": "{% set n = namespace(a=(0,)) %}{% for i in range(40) %}{% set n.a = (n.a, n.a) %}{% endfor %}{{ {n.a: 1} }}",
+    "doubly nested object": "{% set n = namespace(a=1) %}{% for i in range(40) %}{% set n.a = {'x': n.a, 'y': n.a} %}{% endfor %}{{ n.a == 1 }}",
+    "doubly nested dict()": "{% set n = namespace(a=1) %}{% for i in range(40) %}{% set n.a = dict(x=n.a, y=n.a) %}{% endfor %}{{ n.a == 1 }}",
+    "doubly nested arguments": "{% macro m(x, n) %}{{ m([x, x], n - 1) if n else x }}{% endmacro %}{{ m([0], 40) }}",
+    "doubly nested slices": "{% set n = namespace(a=[0, 0]) %}{% for i in range(40) %}{% set n.a = [n.a[:], n.a[:]]|batch(2)|first %}{% endfor %}{{ n.a }}",
+    "deeply nested": "{% set n = namespace(a=[], b=[]) %}{% for i in range(9999) %}{% set n.a = [n.a] %}{% set n.b = [n.b] %}{% endfor %}{{ n.a == n.b }}",
+    "sum of lists": "{{ ([[0] * 1000] * 100000)|sum(start=[])|length }}",
+    "long text in many places": "{% set s = 'x' * 9999999 %}{{ ([s] * 9999)|tojson|length }}",
+    "bytes": "{{ ('a'.encode('utf-8') * 10000000000)|length }}",
+    "bytes of a number": "{{ (65).to_bytes(10000000000, 'big')|length }}",
+    "bytes by attr": "{{ ('a'|attr('encode'))()|length }}",
     "macro recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "exponential macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     "recursive loop": "{% set x = [1, 2] %}{% for a in x recursive %}{{ loop(x) }}{% endfor %}",
@@ -108,6 +124,8 @@ def test_what_a_template_may_do() -> None:
     """Ordinary uses of what is bounded."""
     for source, text in {
         "{{ '=' * 10 }}{{ [1, 2] * 2 }}": "==========[1, 2, 1, 2]",
+        "{% for a, b in [(1, 2), (3, messages[0].role)] %}{{ a }}{{ b }}{% endfor %}{{ {'a': messages} == {'a': messages} }}": "123userTrue",
+        "{% set n = namespace(m=[]) %}{% for i in range(9000) %}{% set n.m = n.m + [messages[0]] %}{% endfor %}{{ n.m|length }}": "9000",
         "{{ 2 ** 10 }}|{{ 7 % 4 }}|{{ 3 * 4 }}|{{ 2 ** -1 }}": "1024|3|12|0.5",
         "{{ '%s in %d: %05.1f 100%% 20240101' % ('a', 3, 0.25) }}": "a in 3: 000.2 100% 20240101",
         "{{ '{} {:>4} {{x: 20240101}}'.format('a', 'b') }}": "a    b {x: 20240101}",

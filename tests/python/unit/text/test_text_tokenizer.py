@@ -19,7 +19,7 @@ from qwen3app.text import tokenizer as tokenizer_module
 from qwen3app.text.errors import TextError
 from qwen3app.text.tokenizer import Tokenizer
 
-from .conftest import golden, official_tokenizer, small_tokenizer
+from .conftest import OFFICIAL, golden, official_tokenizer, small_tokenizer
 
 ModelDir = Callable[..., Path]
 
@@ -255,6 +255,15 @@ def test_wrong_kinds_of_tokenizers_are_refused(tmp_path: Path) -> None:
     HfTokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(TextError, match="not a byte-level BPE"):
         Tokenizer.from_dir(tmp_path)
+
+
+def test_dropout_in_the_file_is_ignored(tmp_path: Path) -> None:
+    hf = HfTokenizer.from_file(str(OFFICIAL / "tokenizer.json"))
+    hf.model.dropout = 0.9
+    hf.save(str(tmp_path / "tokenizer.json"))
+    text = "the answer is water, and it always was"
+    found = {tuple(Tokenizer.from_dir(tmp_path).encode_raw(text)) for _ in range(5)}
+    assert found == {tuple(official_tokenizer().encode_raw(text))}
 
 
 def test_truncation_in_the_file_is_ignored(tmp_path: Path) -> None:
