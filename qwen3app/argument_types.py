@@ -34,7 +34,7 @@ class number:
 
     def __call__(self, text: str) -> float:
         try:
-            value = float(text)
+            value = float(text) if re.fullmatch(r"[-+.0-9a-zA-Z]+", text) else float("_")  # no 1_000, no wide digits
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
         if not math.isfinite(value) or not self._low <= value <= self._high:

@@ -50,4 +50,4 @@ def weight_files(model_dir: Path) -> list[Path]:
 
 def stays_inside(name: str) -> bool:
     path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name

@@ -106,19 +106,36 @@ qwen3_status with_sequence(qwen3_sequence* sequence, const char* function, const
   return with_engine(sequence->owner, function, [&](Engine& engine) { return body(engine, sequence->state); });
 }
 
+// qwen3_sequence_prefill() and _decode(), which `function` names.
+qwen3_status append_tokens(const char* function, qwen3_sequence* sequence, const int32_t* tokens, size_t n_tokens,
+                           float* logits, size_t logits_len) noexcept {
+  return with_sequence(sequence, function, [&](Engine& engine, qwen3::ManualSequence& state) -> qwen3_status {
+    if (tokens == nullptr || n_tokens == 0) invalid(std::string(function) + ": no tokens were given");
+    const size_t vocab = static_cast<size_t>(engine.info().vocab);
+    if (logits != nullptr && logits_len != vocab)
+      invalid(std::string(function) + ": logits_len is " + std::to_string(logits_len) + ", expected " +
+              std::to_string(vocab));
+    if (logits != nullptr)
+      engine.append(state, {tokens, n_tokens}, n_tokens - 1, {logits, logits_len});
+    else
+      engine.append(state, {tokens, n_tokens}, n_tokens, {});
+    return QWEN3_OK;
+  });
+}
+
 // Structs only grow at their end. A host that was compiled against a newer header may pass a longer one, as long as the
 // part that this library does not know is zero.
 constexpr size_t kLargestStruct = 4096;  // more is a struct_size that nobody set
+constexpr const char* kHowToSetSize = "call the _init function, or set it to the struct's size where there is none";
 
 template <typename Struct>
 void check_size(const char* name, size_t size) {
   if (size > kLargestStruct)
-    invalid(std::string(name) + ".struct_size is " + std::to_string(size) +
-            ", which no version of it can be; call the "
-            "_init function");
+    invalid(std::string(name) + ".struct_size is " + std::to_string(size) + ", which no version of it can be; " +
+            kHowToSetSize);
   if (size < sizeof(Struct))
     invalid(std::string(name) + ".struct_size is " + std::to_string(size) + ", this library needs at least " +
-            std::to_string(sizeof(Struct)) + "; call the _init function");
+            std::to_string(sizeof(Struct)) + "; " + kHowToSetSize);
 }
 
 // The size that a caller gives for the elements of an array.
@@ -367,24 +384,11 @@ qwen3_status qwen3_sequence_open(qwen3_engine* owner, qwen3_sequence** sequence)
 
 qwen3_status qwen3_sequence_prefill(qwen3_sequence* sequence, const int32_t* tokens, size_t n_tokens, float* logits,
                                     size_t logits_len) {
-  return with_sequence(sequence, "qwen3_sequence_prefill",
-                       [&](Engine& engine, qwen3::ManualSequence& state) -> qwen3_status {
-                         if (tokens == nullptr || n_tokens == 0)
-                           invalid("qwen3_sequence_prefill: no tokens were given");
-                         const size_t vocab = static_cast<size_t>(engine.info().vocab);
-                         if (logits != nullptr && logits_len != vocab)
-                           invalid("qwen3_sequence_prefill: logits_len is " + std::to_string(logits_len) +
-                                   ", expected " + std::to_string(vocab));
-                         if (logits != nullptr)
-                           engine.append(state, {tokens, n_tokens}, n_tokens - 1, {logits, logits_len});
-                         else
-                           engine.append(state, {tokens, n_tokens}, n_tokens, {});
-                         return QWEN3_OK;
-                       });
+  return append_tokens("qwen3_sequence_prefill", sequence, tokens, n_tokens, logits, logits_len);
 }
 
 qwen3_status qwen3_sequence_decode(qwen3_sequence* sequence, int32_t token, float* logits, size_t logits_len) {
-  return qwen3_sequence_prefill(sequence, &token, 1, logits, logits_len);
+  return append_tokens("qwen3_sequence_decode", sequence, &token, 1, logits, logits_len);
 }
 
 qwen3_status qwen3_sequence_reset(qwen3_sequence* sequence) {

@@ -11,6 +11,7 @@ namespace qwen3 {
 namespace {
 
 constexpr int32_t kMaxSamples = 128;
+constexpr size_t kMostIds = size_t{1} << 20;  // of logit_bias and stop_ids; no vocabulary has as many
 
 [[noreturn]] void reject(const std::string& message) {
   throw Error(Status::kInvalidArgument, message);
@@ -18,7 +19,7 @@ constexpr int32_t kMaxSamples = 128;
 
 std::string number(double value) {
   char text[32];
-  std::snprintf(text, sizeof text, "%g", value);
+  std::snprintf(text, sizeof text, "%.10g", value);  // all of a 32-bit integer
   return text;
 }
 
@@ -29,9 +30,13 @@ void check_range(const char* field, double value, double low, double high) {
            number(high));
 }
 
+// Before any element is read: a length that nobody means leads beyond the array.
 template <typename T>
-std::span<const T> checked_array(const char* field, const T* data, size_t n) {
+std::span<const T> checked_array(const char* field, const T* data, size_t n, size_t most) {
   if (n > 0 && data == nullptr) reject(std::string(field) + " is NULL but its length is " + std::to_string(n));
+  if (n > most)
+    reject(std::string(field) + " has a length of " + std::to_string(n) + "; more than " + std::to_string(most) +
+           " are never needed");
   return {data, n};
 }
 
@@ -71,9 +76,17 @@ void check_tokens(std::span<const int32_t> tokens, int32_t vocab) {
 }
 
 std::unique_ptr<Request> make_request(const qwen3_request& r, const RequestLimits& limits) {
-  const auto prompt = checked_array("prompt", r.prompt, r.n_prompt);
-  const auto bias = checked_array("logit_bias", r.logit_bias, r.n_logit_bias);
-  const auto stop_ids = checked_array("stop_ids", r.stop_ids, r.n_stop_ids);
+  const auto refuse_length = [&](size_t n_prompt, int64_t asked) {
+    throw Error(Status::kContextOverflow, "the prompt has " + std::to_string(n_prompt) + " tokens and " +
+                                              (r.max_tokens >= 0 ? "" : "at least ") + std::to_string(asked) +
+                                              " more are wanted, but the context holds " +
+                                              std::to_string(limits.max_context));
+  };
+  const int64_t asked = r.max_tokens >= 0 ? r.max_tokens : 1;
+  if (r.n_prompt > static_cast<size_t>(limits.max_context)) refuse_length(r.n_prompt, asked);
+  const auto prompt = checked_array("prompt", r.prompt, r.n_prompt, r.n_prompt);
+  const auto bias = checked_array("logit_bias", r.logit_bias, r.n_logit_bias, kMostIds);
+  const auto stop_ids = checked_array("stop_ids", r.stop_ids, r.n_stop_ids, kMostIds);
   if (prompt.empty()) reject("the prompt is empty; give at least one token");
   check_tokens(prompt, limits.vocab);
   if (r.max_tokens < -1) reject("max_tokens is " + std::to_string(r.max_tokens) + "; it must be -1 (no limit) or more");
@@ -101,12 +114,7 @@ std::unique_ptr<Request> make_request(const qwen3_request& r, const RequestLimit
   }
 
   const int64_t n_prompt = static_cast<int64_t>(prompt.size());
-  const int64_t asked = r.max_tokens >= 0 ? r.max_tokens : 1;
-  if (n_prompt > limits.max_context || asked > limits.max_context - n_prompt)
-    throw Error(Status::kContextOverflow, "the prompt has " + std::to_string(n_prompt) + " tokens and " +
-                                              (r.max_tokens >= 0 ? "" : "at least ") + std::to_string(asked) +
-                                              " more are wanted, but the context holds " +
-                                              std::to_string(limits.max_context));
+  if (asked > limits.max_context - n_prompt) refuse_length(prompt.size(), asked);
 
   auto request = std::make_unique<Request>();
   request->tag = r.tag;

@@ -247,7 +247,8 @@ TEST("api: NULL engines, sequences and outputs are refused; closing NULL does no
   CHECK_FAILS(qwen3_sequence_open(nullptr, &sequence), QWEN3_INVALID_ARGUMENT, "engine is NULL");
   CHECK(sequence == nullptr);
   CHECK_FAILS(qwen3_sequence_prefill(nullptr, kPrompt, 3, nullptr, 0), QWEN3_INVALID_ARGUMENT, "sequence is NULL");
-  CHECK_FAILS(qwen3_sequence_decode(nullptr, 1, nullptr, 0), QWEN3_INVALID_ARGUMENT, "sequence is NULL");
+  CHECK_FAILS(qwen3_sequence_decode(nullptr, 1, nullptr, 0), QWEN3_INVALID_ARGUMENT,
+              "qwen3_sequence_decode: sequence is NULL");
   CHECK_FAILS(qwen3_sequence_reset(nullptr), QWEN3_INVALID_ARGUMENT, "sequence is NULL");
   CHECK_EQ(qwen3_sequence_length(nullptr), 0);
   qwen3_sequence_close(nullptr);
@@ -324,6 +325,21 @@ TEST("api: submit refuses by name, leaves id alone, and takes structs of newer h
   fails(r, QWEN3_CONTEXT_OVERFLOW, "but the context holds 256");
   r.max_tokens = INT64_MAX;
   fails(r, QWEN3_CONTEXT_OVERFLOW, "but the context holds 256");
+  for (const size_t wrong : {size_t{257}, size_t{1} << 40, SIZE_MAX}) {  // nothing behind the array is read
+    r.n_prompt = wrong;
+    fails(r, QWEN3_CONTEXT_OVERFLOW, "but the context holds 256");
+  }
+  for (const size_t wrong : {size_t{1} << 40, SIZE_MAX}) {
+    r.stop_ids = kPrompt;
+    r.n_stop_ids = wrong;
+    fails(r, QWEN3_INVALID_ARGUMENT, "stop_ids has a length of");
+    const qwen3_logit_bias bias{1, 1.0f};
+    r.logit_bias = &bias;
+    r.n_logit_bias = wrong;
+    fails(r, QWEN3_INVALID_ARGUMENT, "logit_bias has a length of");
+  }
+  r.n = INT32_MIN;
+  fails(r, QWEN3_INVALID_ARGUMENT, "n is -2147483648; it must be between 1 and 128");
   Newer<qwen3_request> newer{small_request(), 3};
   newer.known.struct_size = sizeof newer;
   CHECK_FAILS(qwen3_submit(opened.engine, &newer.known, &id), QWEN3_INVALID_ARGUMENT, "request sets a field");

@@ -104,7 +104,7 @@ def test_weight_files(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "2.safetensors", "b": "1.safetensors", "c": "1.safetensors"}}))
     assert [path.name for path in weight_files(tmp_path)] == ["1.safetensors", "2.safetensors"]
-    for name in ("../x", "/etc/passwd", ""):
+    for name in ("../x", "/etc/passwd", "", "\0"):
         index.write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(ModelError, match="outside the model directory"):
             weight_files(tmp_path)
