@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,15 @@ def test_sigterm_drains(start_server: StartServer, tiny_model_dir: Path) -> None
     assert '"event":"draining","n_requests":1' in server.log and '"event":"stopped"' in server.log
 
 
+@pytest.fixture
+def hears_hangups() -> Generator[None]:
+    """Where the tests run under nohup, programs that they start would ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_and_its_echo_are_one(number: int, start_server: StartServer, tiny_model_dir: Path) -> None:
     server = start_server(tiny_model_dir, "--max-ctx", "2048")
