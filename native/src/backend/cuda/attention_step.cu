@@ -179,14 +179,36 @@ __device__ __forceinline__ void merge_states(const StepParams& p, const float* s
   }
 }
 
+// Word i of the warp's 32 columns of a value row.
+__device__ __forceinline__ void place_value(uint8_t* tile, int row, int warp, int i, uint32_t word) {
+  *reinterpret_cast<uint32_t*>(tile + row / 8 * 2048 + (4 * warp + i / 4) * 128 + row % 8 * 16 + i % 4 * 4) = word;
+}
+
+// Leaves a split's state of `group` heads at to [group, kPartialRow].
+__device__ __forceinline__ void leave_state(float* to, int group, const SplitLane& at, const float (&o)[kTiles][4],
+                                            const Heads& m, const Heads& l) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    if (at.head + h >= group) continue;
+    float* row = to + (at.head + h) * kPartialRow;
+#pragma unroll
+    for (int j = 0; j < kTiles; j++) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) row[at.warp * 32 + j * 16 + i * 8 + at.g] = o[j][2 * i + h];
+    }
+    if (at.warp == 0 && at.g == 0) {
+      *reinterpret_cast<float2*>(row + kHeadDim) = h == 0 ? make_float2(m.a, l.a) : make_float2(m.b, l.b);
+    }
+  }
+}
+
 __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, const Piece& piece, int thread) {
   const SplitLane at(thread);
   const int warp = at.warp;
   const int lane = at.lane;
   const auto barrier = [] { named_barrier(1, kConsumers); };
-  const uint32_t q_lane = shared_address(shared.pair.q) + at.q;
-  const uint32_t p_lane = shared_address(shared.scratch.p_words) + at.p;
   const uint32_t ring = shared_address(shared.ring);
+  const uint32_t own_values = value_row<2048>(32 * warp, lane);
 
   Walk walk = piece.walk;
   RingPlace<kSlots> place;
@@ -205,9 +227,8 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
     const bool key_owner = warp == key_row / 16;
     mbarrier_wait(shared_address(&shared.ready), pair_place.parity);
     pair_place.next();
-    uint32_t q[8][4];
-#pragma unroll
-    for (int k = 0; k < 8; k++) ldmatrix_x4(q[k], q_lane + k * 256);
+    uint32_t q[4][4];
+    load_step_queries(q, shared_address(shared.pair.q), at);
 
     // The new key and value, if they are this CTA's.
     const HeadWords key_words{shared.pair.key[lane], shared.pair.key[32 + lane]};
@@ -217,12 +238,12 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
     // fence.
     if (lane == 0) mbarrier_arrive(shared_address(&shared.taken));
 
-    Running<4> running;
+    RunningHeads<kTiles> running;
     running.clear();
     for (int split = first_split; split < end_split; split++) {
       const int n_steps = min(last / kStep + 1 - split * kSplitSteps, kSplitSteps);
       const bool has_last = split == n_splits - 1;
-      float s[kSplitSteps][2][4];
+      float s[kSplitSteps][4];
 #pragma unroll
       for (int i = 0; i < kSplitSteps; i++) {
         if (i >= n_steps) break;
@@ -234,14 +255,13 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
         }
         __syncwarp();
 #pragma unroll
-        for (int j = 0; j < 4; j++) s[i][0][j] = s[i][1][j] = 0.0f;
+        for (int j = 0; j < 4; j++) s[i][j] = 0.0f;
         const uint32_t from = ring + place.stage * kStepBytes + at.k;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-          uint32_t b[4];
-          ldmatrix_x4(b, from + k * 256);
-          mma_bf16(s[i][0], q[k], b[0], b[1]);
-          mma_bf16(s[i][1], q[k], b[2], b[3]);
+          uint32_t keys[4];
+          ldmatrix_x4(keys, from + k * 256);
+          add_scores(s[i], keys, q, k);
         }
         fence_to_copy_engine();  // the last loads may still be on their way
         __syncwarp();
@@ -251,11 +271,11 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
       }
       barrier();
 
-      float m[2], alpha[kSplitSteps][2];
+      Heads m, alpha[kSplitSteps];
       softmax_split(shared.scratch, at, s, n_steps, p.scale, alpha, m);
       barrier();
 
-      float o[4][4] = {};
+      float o[kTiles][4] = {};
 #pragma unroll
       for (int i = 0; i < kSplitSteps; i++) {
         if (i >= n_steps) break;
@@ -266,37 +286,28 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
           // The new value, and zeros behind it up to the end of its 16 keys: P is 0 there, and stale memory may be NaN.
           uint8_t* slot = shared.ring[place.stage];
           if (lane < 16) place_value(slot, key_row, warp, lane, value_word);
-          for (int piece = lane; piece < (15 - key_row % 16) * 4; piece += 32) {
-            const int r = key_row + 1 + piece / 4;
-            *reinterpret_cast<uint4*>(slot + r / 8 * 2048 + (4 * warp + piece % 4) * 128 + r % 8 * 16) =
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            const int token_group = key_row / 16 * 2 + half;
+            if (token_group * 8 + lane / 4 <= key_row) continue;
+            *reinterpret_cast<uint4*>(slot + token_group * 2048 + (4 * warp + lane % 4) * 128 + lane / 4 * 16) =
                 make_uint4(0, 0, 0, 0);
           }
           fence_to_copy_engine();
         }
         __syncwarp();
-        const int n_groups = last_step ? key_row / 16 + 1 : kStep / 16;
-        const uint32_t from = ring + place.stage * kStepBytes + at.v;
-#pragma unroll
-        for (int t = 0; t < kStep / 16; t++) {
-          if (t >= n_groups) break;
-          uint32_t pa[4];
-          ldmatrix_x4(pa, p_lane + i * 2048 + t * 256);
-#pragma unroll
-          for (int pair = 0; pair < 2; pair++) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b, from + t * 4096 + pair * 256);
-            mma_bf16(o[2 * pair], pa, b[0], b[1]);
-            mma_bf16(o[2 * pair + 1], pa, b[2], b[3]);
-          }
-        }
+        uint32_t weights[kStep / 32][4];
+        load_weights(weights, shared_address(shared.scratch.p_words[i]), at);
+        add_values<2048>(o, weights, ring + place.stage * kStepBytes + own_values,
+                         last_step ? key_row / 16 + 1 : kStep / 16);
         fence_to_copy_engine();  // the last loads may still be on their way
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared_address(&shared.empty[place.stage]));
         place.next();
       }
-      const float2 l = split_sums(shared.scratch, at);
+      const Heads l = split_sums(shared.scratch, at);
       if (whole) {
-        running.add(o, m, l.x, l.y);
+        running.add(o, m, l);
       } else {
         leave_state(p.partials + static_cast<int64_t>(states + split) * p.group * kPartialRow, p.group, at, o, m, l);
       }
@@ -304,7 +315,7 @@ __device__ __forceinline__ void consume(const StepParams& p, Shared& shared, con
 
     bf16* out = p.out + (static_cast<int64_t>(seq) * p.n_heads + head * p.group) * kHeadDim;
     if (whole) {
-      write_pair(out, p.group, at, running);
+      running.write(out, 32 * warp, p.group, at);
     } else {
       // Who comes last changes nothing about the result.
       __threadfence();

@@ -1,9 +1,13 @@
 // What the kernels for decode steps on Hopper share: parameters, and a split's softmax by four warps.
 //
-// In every step of kStep keys warp w scores keys [16w, 16w + 16) for the 16 rows of an m16 tile; the maxima of all
-// steps of the split meet in shared memory; P goes through shared memory as bf16; warp w accumulates the w-th quarter
-// of the output columns that its CTA makes: all of them in attention_step.cu, those of its part in
-// attention_step_cluster.cu. Rows are the query heads of one token and KV head. Arithmetic: attention.cuh.
+// Keys and values are the M of mma.sync and the query heads of one token and KV head its N: with heads as M three
+// quarters of every product and of every softmax would be rows that are not there. In every step of kStep keys warp w
+// scores keys [16w, 16w + 16); the maxima of all steps of the split meet in shared memory; P goes through shared memory
+// as bf16; a warp accumulates a share of the output columns that its CTA makes, all of them in attention_step.cu, those
+// of its part in attention_step_cluster.cu. Arithmetic: attention.cuh.
+//
+// Accumulators: lane 4 g + t holds heads 2t and 2t + 1, of scores keys g and g + 8 of the warp's, of outputs columns g
+// and g + 8 of a tile of 16: element 2 i + h is that of key or column g + 8 i, head 2t + h.
 #pragma once
 
 #include "backend/cuda/attention.cuh"
@@ -11,6 +15,8 @@
 #include "backend/cuda/head_norm.cuh"
 
 namespace qwen3::cuda {
+
+inline constexpr int kMaxStepGroup = 8;  // query heads of a KV head
 
 // Device pointers; shapes as in ops.h. Row s of the batch is the one new token of sequence s, or padding.
 struct StepParams {
@@ -45,31 +51,38 @@ void attention_step_stream(const StepParams& params, const Context& ctx);   // m
 
 // Through which the warps of a split meet.
 struct SplitScratch {
-  uint32_t p_words[kSplitSteps][kMaxDecodeRows * kStep / 2];  // bf16 pairs: core matrices [row group 2][key chunk 8]
-  float4 top[kSplitSteps][kMaxDecodeRows];                    // the four warps' maxima of a row
-  float l[4][kMaxDecodeRows * 4];                             // key group t's sum of (row, lane of the quad)
+  uint32_t p_words[kSplitSteps][kStep * kMaxStepGroup / 2];  // bf16 pairs: core matrices [key chunk 8], rows are keys
+  float4 top[kSplitSteps][kMaxStepGroup];                    // the four warps' maxima of a head
+  float l[4][kMaxStepGroup * 4];                             // key group w's sum of (head, c), see attention.cuh
 };
 
-// Of a warp and lane: where its part of a tile lies, in bytes from the tile's start.
+// Of a warp and lane.
 struct SplitLane {
   int warp, lane;
-  int row;              // g: the thread's rows are g and g + 8
-  int column;           // 2c
-  uint32_t q, k, p, v;  // ldmatrix rows: of queries, keys [16w..), P, values of columns [32w..)
-  int at0, at1;         // in a row of l
+  int g, head;       // head: 2t
+  bool odd;          // g is; where this lane and its neighbour (g ^ 1) share their two heads, it has the second
+  uint32_t k;        // where ldmatrix finds this lane's row of keys [16w..), in bytes from the tile's start
+  uint32_t stacked;  // the same of four matrices one after the other: queries, P
 
   __device__ __forceinline__ explicit SplitLane(int thread) : warp(thread / 32), lane(thread % 32) {
-    row = lane / 4;
-    column = lane % 4 * 2;
+    g = lane / 4;
+    head = lane % 4 * 2;
+    odd = g % 2 != 0;
     const uint32_t matrix = lane / 8;
-    const uint32_t matrix_row = lane % 8 * 16;
-    q = matrix % 2 * 2048 + matrix / 2 * 128 + matrix_row;
-    k = (2 * warp + matrix / 2) * 2048 + matrix % 2 * 128 + matrix_row;
-    p = matrix % 2 * 1024 + matrix / 2 * 128 + matrix_row;
-    v = matrix % 2 * 2048 + (4 * warp + matrix / 2) * 128 + matrix_row;
-    at0 = row * 4 + lane % 4;
-    at1 = at0 + 32;
+    k = (2 * warp + matrix % 2) * 2048 + matrix / 2 * 128 + lane % 8 * 16;
+    stacked = lane * 16;
   }
+  // The head that is this lane's where neighbours share.
+  __device__ __forceinline__ int own_head() const { return head + (odd ? 1 : 0); }
+  // Of that head: this lane's value and its neighbour's. a, b: values of heads 2t and 2t + 1.
+  __device__ __forceinline__ float2 share(float a, float b) const {
+    return make_float2(odd ? b : a, __shfl_xor_sync(0xffffffffu, odd ? a : b, 4));
+  }
+};
+
+// Values of heads 2t and 2t + 1.
+struct Heads {
+  float a, b;
 };
 
 // Where a lane's words of a head (head_norm.cuh) go in a tile of core matrices [row group][d chunk 16]; the high word
@@ -79,138 +92,159 @@ __device__ __forceinline__ void place_head(uint8_t* tile, int row, int lane, con
   *reinterpret_cast<uint32_t*>(to) = words.low;
   *reinterpret_cast<uint32_t*>(to + 8 * 128) = words.high;
 }
-// Word i of the warp's 32 columns of a value row.
-__device__ __forceinline__ void place_value(uint8_t* tile, int row, int warp, int i, uint32_t word) {
-  *reinterpret_cast<uint32_t*>(tile + row / 8 * 2048 + (4 * warp + i / 4) * 128 + row % 8 * 16 + i % 4 * 4) = word;
+
+// s += K q of this warp's 16 keys and k16 step k. keys: the A operand; q: of all k16 steps, two in each.
+__device__ __forceinline__ void add_scores(float (&s)[4], const uint32_t (&keys)[4], const uint32_t (&q)[4][4], int k) {
+  mma_bf16(s, keys, q[k / 2][k % 2 * 2], q[k / 2][k % 2 * 2 + 1]);
+}
+// from: shared address of queries, core matrices [d chunk 16].
+__device__ __forceinline__ void load_step_queries(uint32_t (&q)[4][4], uint32_t from, const SplitLane& at) {
+#pragma unroll
+  for (int k = 0; k < 4; k++) ldmatrix_x4(q[k], from + at.stacked + k * 512);
 }
 
-// Masks a step's scores of this warp's keys and returns their maxima, in every lane of a quad. limit: index within the
-// step of the last visible key.
-__device__ __forceinline__ float2 mask_and_top(const SplitLane& at, float (&s)[2][4], int limit) {
-  mask_tile(s[0], at.warp * 16 + at.column, limit, limit);
-  mask_tile(s[1], at.warp * 16 + at.column + 8, limit, limit);
-  return make_float2(quad_max(fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1]))),
-                     quad_max(fmaxf(fmaxf(s[0][2], s[0][3]), fmaxf(s[1][2], s[1][3]))));
-}
-// Leaves step i's maxima of this warp's keys.
-__device__ __forceinline__ void leave_top(SplitScratch& scratch, const SplitLane& at, int i, const float2& top) {
-  if (at.column == 0) {
-    reinterpret_cast<float*>(&scratch.top[i][at.row])[at.warp] = top.x;
-    reinterpret_cast<float*>(&scratch.top[i][at.row + 8])[at.warp] = top.y;
+// The maximum of a step's scores of this warp's keys, of which those after `limit` (index within the step) are masked:
+// of head 2t in lanes with g below 4, of 2t + 1 in the others.
+__device__ __forceinline__ float mask_and_top(const SplitLane& at, float (&s)[4], int limit) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if (at.warp * 16 + at.g + i / 2 * 8 > limit) s[i] = -__builtin_inff();
   }
+  const float a = fmaxf(s[0], s[2]), b = fmaxf(s[1], s[3]);
+  const bool second = at.g >= 4;
+  float top = fmaxf(second ? b : a, __shfl_xor_sync(0xffffffffu, second ? a : b, 16));
+  top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 8));
+  return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 4));
+}
+// Whether this lane is the one that tells what mask_and_top() found, and of which head.
+__device__ __forceinline__ bool tells_top(const SplitLane& at) {
+  return at.g % 4 == 0;
+}
+__device__ __forceinline__ int top_head(const SplitLane& at) {
+  return at.head + at.g / 4;
+}
+__device__ __forceinline__ void leave_top(SplitScratch& scratch, const SplitLane& at, int step, float top) {
+  if (tells_top(at)) reinterpret_cast<float*>(&scratch.top[step][top_head(at)])[at.warp] = top;
 }
 
 // After a barrier: scores become P in shared memory, and this warp's sums. alpha: what o must be multiplied by before
 // each step; m: of the split.
-__device__ __forceinline__ void softmax_split(SplitScratch& scratch, const SplitLane& at, float (&s)[kSplitSteps][2][4],
-                                              int n_steps, float scale, float (&alpha)[kSplitSteps][2], float (&m)[2]) {
-  m[0] = m[1] = -__builtin_inff();
-  float l[2] = {0.0f, 0.0f};
+__device__ __forceinline__ void softmax_split(SplitScratch& scratch, const SplitLane& at, float (&s)[kSplitSteps][4],
+                                              int n_steps, float scale, Heads (&alpha)[kSplitSteps], Heads& m) {
+  m.a = m.b = -__builtin_inff();
+  float l = 0.0f;
 #pragma unroll
   for (int i = 0; i < kSplitSteps; i++) {
     if (i >= n_steps) break;
-    const float4 t0 = scratch.top[i][at.row];
-    const float4 t1 = scratch.top[i][at.row + 8];
-    const float m0 = fmaxf(m[0], __fmul_rn(fmaxf(fmaxf(t0.x, t0.y), fmaxf(t0.z, t0.w)), scale));
-    const float m1 = fmaxf(m[1], __fmul_rn(fmaxf(fmaxf(t1.x, t1.y), fmaxf(t1.z, t1.w)), scale));
-    const float shift0 = finite_shift(m0);
-    const float shift1 = finite_shift(m1);
-    alpha[i][0] = exp2_approx(__fsub_rn(m[0], shift0));
-    alpha[i][1] = exp2_approx(__fsub_rn(m[1], shift1));
-    m[0] = m0;
-    m[1] = m1;
-    exponentiate(s[i][0], s[i][1], scale, shift0, shift1, alpha[i][0], alpha[i][1], l[0], l[1]);
-    uint32_t words[4];
-    pack_fragment(s[i][0], s[i][1], words);
-    // P as core matrices [row group][key chunk]: words 0, 2 row g of chunks 2w, 2w + 1; 1, 3 row g + 8.
+    const float4 top_a = scratch.top[i][at.head];
+    const float4 top_b = scratch.top[i][at.head + 1];
+    const float m_a = fmaxf(m.a, __fmul_rn(fmaxf(fmaxf(top_a.x, top_a.y), fmaxf(top_a.z, top_a.w)), scale));
+    const float m_b = fmaxf(m.b, __fmul_rn(fmaxf(fmaxf(top_b.x, top_b.y), fmaxf(top_b.z, top_b.w)), scale));
+    const float shift_a = finite_shift(m_a), shift_b = finite_shift(m_b);
+    alpha[i].a = exp2_approx(__fsub_rn(m.a, shift_a));
+    alpha[i].b = exp2_approx(__fsub_rn(m.b, shift_b));
+    m.a = m_a;
+    m.b = m_b;
+#pragma unroll
+    for (int j = 0; j < 4; j++) s[i][j] = exp2_approx(__fmaf_rn(s[i][j], scale, j % 2 == 0 ? -shift_a : -shift_b));
+    // Keys 2c and 2c + 1 are two neighbours', c = g / 2.
+    const float2 low = at.share(s[i][0], s[i][1]), high = at.share(s[i][2], s[i][3]);
+    l = __fmaf_rn(l, at.odd ? alpha[i].b : alpha[i].a, __fadd_rn(__fadd_rn(low.x, low.y), __fadd_rn(high.x, high.y)));
     uint32_t* to = scratch.p_words[i] + at.warp * 64 + at.lane;
-    to[0] = words[0];
-    to[256] = words[1];
-    to[32] = words[2];
-    to[256 + 32] = words[3];
+    to[0] = pack_bf16(s[i][0], s[i][1]);
+    to[32] = pack_bf16(s[i][2], s[i][3]);
   }
-  scratch.l[at.warp][at.at0] = l[0];
-  scratch.l[at.warp][at.at1] = l[1];
+  scratch.l[at.warp][at.own_head() * 4 + at.g / 2] = l;
 }
 
-// o += P V of one step, for this warp's quarter of a part's columns. p: shared address of this lane's rows; values: of
-// the part's values, core matrices [token group 8][d chunk 16 / kParts]. All operands are asked for before the first
+// l of this lane's heads, after a barrier.
+__device__ __forceinline__ Heads split_sums(const SplitScratch& s, const SplitLane& at) {
+  const float l = quad_sum(s.l[0][at.lane], s.l[1][at.lane], s.l[2][at.lane], s.l[3][at.lane]);  // of head lane / 4
+  return {__shfl_sync(0xffffffffu, l, at.head * 4), __shfl_sync(0xffffffffu, l, at.head * 4 + 4)};
+}
+
+// P of a step, the B operands of its k16 steps, two in each. step: shared address of its words.
+__device__ __forceinline__ void load_weights(uint32_t (&p)[kStep / 32][4], uint32_t step, const SplitLane& at) {
+#pragma unroll
+  for (int t = 0; t < kStep / 32; t++) ldmatrix_x4_trans(p[t], step + at.stacked + t * 512);
+}
+// o += P V of the first n_groups k16 steps of a step. values: shared address of this lane's row (ldmatrix) of the
+// warp's columns, kTokens bytes from one group of 8 tokens to the next. All operands are asked for before the first
 // product, so that their latency shows once.
-template <int kParts>
-__device__ __forceinline__ void add_values(float (&o)[4 / kParts][4], uint32_t p, uint32_t values, int warp, int lane) {
-  constexpr int kGroups = kStep / 16, kTiles = 4 / kParts;
-  constexpr uint32_t kTokens = 2048 / kParts;  // bytes from one token group to the next
-  const uint32_t matrix = lane / 8, row = lane % 8 * 16;
-  uint32_t pa[kGroups][4], b[kGroups][kTiles][2];
+template <int kTokens, int kTiles>
+__device__ __forceinline__ void add_values(float (&o)[kTiles][4], const uint32_t (&p)[kStep / 32][4], uint32_t values,
+                                           int n_groups) {
+  uint32_t a[kStep / 16][kTiles][4];
 #pragma unroll
-  for (int t = 0; t < kGroups; t++) ldmatrix_x4(pa[t], p + t * 256);
-  if constexpr (kTiles == 1) {  // two k16 at once
+  for (int t = 0; t < kStep / 16; t++) {
 #pragma unroll
-    for (int t = 0; t < kGroups; t += 2) {
-      uint32_t both[4];
-      ldmatrix_x4_trans(both, values + (2 * t + matrix) * kTokens + warp * 128 + row);
-      b[t][0][0] = both[0], b[t][0][1] = both[1];
-      b[t + 1][0][0] = both[2], b[t + 1][0][1] = both[3];
+    for (int j = 0; j < kTiles; j++) ldmatrix_x4_trans(a[t][j], values + t * (2 * kTokens) + j * 256);
+  }
+#pragma unroll
+  for (int t = 0; t < kStep / 16; t++) {
+    if (t >= n_groups) break;
+#pragma unroll
+    for (int j = 0; j < kTiles; j++) mma_bf16(o[j], a[t][j], p[t / 2][t % 2 * 2], p[t / 2][t % 2 * 2 + 1]);
+  }
+}
+// Where that row lies, from the start of values whose column `first` is this warp's first.
+template <int kTokens>
+__device__ __forceinline__ uint32_t value_row(int first, int lane) {
+  const uint32_t matrix = lane / 8;
+  return matrix / 2 * kTokens + (first / 8 + matrix % 2) * 128 + lane % 8 * 16;
+}
+
+// A factor of 1 changes no bit, and maxima mostly stand still.
+template <int kTiles>
+__device__ __forceinline__ void rescale(float (&o)[kTiles][4], const Heads& alpha) {
+  if (!__any_sync(0xffffffffu, alpha.a != 1.0f || alpha.b != 1.0f)) return;
+#pragma unroll
+  for (int j = 0; j < kTiles; j++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) o[j][i] = __fmul_rn(o[j][i], i % 2 == 0 ? alpha.a : alpha.b);
+  }
+}
+
+// The running state of all finished splits, of kTiles tiles of 16 columns.
+template <int kTiles>
+struct RunningHeads {
+  float o[kTiles][4];
+  Heads m, l;
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int j = 0; j < kTiles; j++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) o[j][i] = 0.0f;
     }
-  } else {  // two tiles at once
+    m.a = m.b = -__builtin_inff();
+    l.a = l.b = 0.0f;
+  }
+  __device__ __forceinline__ void add(const float (&split_o)[kTiles][4], const Heads& split_m, const Heads& split_l) {
+    const MergeFactors a = merge_max(m.a, split_m.a);
+    const MergeFactors b = merge_max(m.b, split_m.b);
+    l.a = merge(l.a, split_l.a, a);
+    l.b = merge(l.b, split_l.b, b);
 #pragma unroll
-    for (int t = 0; t < kGroups; t++) {
+    for (int j = 0; j < kTiles; j++) {
 #pragma unroll
-      for (int j = 0; j < kTiles; j += 2) {
-        uint32_t both[4];
-        ldmatrix_x4_trans(both, values + (2 * t + matrix % 2) * kTokens + (kTiles * warp + j + matrix / 2) * 128 + row);
-        b[t][j][0] = both[0], b[t][j][1] = both[1];
-        b[t][j + 1][0] = both[2], b[t][j + 1][1] = both[3];
+      for (int i = 0; i < 4; i++) o[j][i] = merge(o[j][i], split_o[j][i], i % 2 == 0 ? a : b);
+    }
+  }
+  // Writes o / l of `group` heads to out [group, 128], columns `first` .. of this warp.
+  __device__ __forceinline__ void write(bf16* out, int first, int group, const SplitLane& at) const {
+    const float inverse_a = __fdiv_rn(1.0f, l.a), inverse_b = __fdiv_rn(1.0f, l.b);
+    uint32_t* row = reinterpret_cast<uint32_t*>(out + at.own_head() * kHeadDim + first) + at.g / 2;
+#pragma unroll
+    for (int j = 0; j < kTiles; j++) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const float2 pair = at.share(finish(o[j][2 * i], inverse_a), finish(o[j][2 * i + 1], inverse_b));
+        const uint32_t word = at.odd ? pack_bf16(pair.y, pair.x) : pack_bf16(pair.x, pair.y);
+        if (at.own_head() < group) row[j * 8 + i * 4] = word;
       }
     }
   }
-#pragma unroll
-  for (int t = 0; t < kGroups; t++) {
-#pragma unroll
-    for (int j = 0; j < kTiles; j++) mma_bf16(o[j], pa[t], b[t][j][0], b[t][j][1]);
-  }
-}
-
-// l of the thread's two rows, after a barrier.
-__device__ __forceinline__ float2 split_sums(const SplitScratch& s, const SplitLane& at) {
-  return make_float2(quad_sum(s.l[0][at.at0], s.l[1][at.at0], s.l[2][at.at0], s.l[3][at.at0]),
-                     quad_sum(s.l[0][at.at1], s.l[1][at.at1], s.l[2][at.at1], s.l[3][at.at1]));
-}
-
-// Leaves a split's state of `group` rows at to [group, kPartialRow].
-__device__ __forceinline__ void leave_state(float* to, int group, const SplitLane& at, const float (&o)[4][4],
-                                            const float (&m)[2], const float2& l) {
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int r = at.row + half * 8;
-    if (r >= group) continue;
-    float* row = to + r * kPartialRow;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      *reinterpret_cast<float2*>(row + at.warp * 32 + at.column + j * 8) =
-          make_float2(o[j][2 * half], o[j][2 * half + 1]);
-    }
-    if (at.warp == 0 && at.column == 0) {
-      *reinterpret_cast<float2*>(row + kHeadDim) = make_float2(m[half], half == 0 ? l.x : l.y);
-    }
-  }
-}
-
-// Writes o / l of `group` rows to out [group, 128], columns of this warp's kTiles tiles of 8.
-template <int kTiles>
-__device__ __forceinline__ void write_pair(bf16* out, int group, const SplitLane& at, const Running<kTiles>& state) {
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int r = at.row + half * 8;
-    if (r >= group) continue;
-    const float inverse = __fdiv_rn(1.0f, state.l[half]);
-    bf16* row = out + r * kHeadDim + at.warp * (8 * kTiles) + at.column;
-#pragma unroll
-    for (int j = 0; j < kTiles; j++) {
-      *reinterpret_cast<uint32_t*>(row + j * 8) =
-          pack_bf16(finish(state.o[j][2 * half], inverse), finish(state.o[j][2 * half + 1], inverse));
-    }
-  }
-}
+};
 
 }  // namespace qwen3::cuda

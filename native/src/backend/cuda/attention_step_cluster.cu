@@ -5,11 +5,10 @@
 // so that neither the copies nor the shared memory of one SM hold up a split. A CTA asks for all its keys and values
 // before griddep_wait() and makes its queries; the one with the new token's step also makes the new key and writes it
 // to the KV block, those of the last split the new value, each its columns. Warp w scores keys [16w, 16w + 16) of every
-// step for the 16 rows of the m16 tile and, if there are several parts, sends scores and maxima to all of them; each
-// makes all of P, in shared memory as bf16, and warp w accumulates its part's w-th quarter of columns. Splits behind
-// the first send their states to the parts of the first, which merge. What is sent counts on the receiver's barrier, so
-// nobody waits for a round trip. CTAs beyond a sequence's splits exit at once. Arithmetic: attention.cuh and
-// head_norm.cuh.
+// step and, if there are several parts, sends scores and maxima to all of them; each makes all of P, in shared memory
+// as bf16, and its warps accumulate its columns, each one or two tiles of 16. Splits behind the first send their states
+// to the parts of the first, which merge. What is sent counts on the receiver's barrier, so nobody waits for a round
+// trip. CTAs beyond a sequence's splits exit at once. Arithmetic: attention.cuh and head_norm.cuh.
 #include <bit>
 
 #include "backend/cuda/attention_step.cuh"
@@ -22,22 +21,23 @@ constexpr int kThreads = 128;
 
 template <int kParts>
 struct alignas(128) Shared {
-  static constexpr int kSteps = kSplitSteps / kParts;      // whose keys a part scores
-  static constexpr int kColumns = kHeadDim / kParts;       // of values and outputs
-  static constexpr int kTiles = kColumns / 32;             // of 8 columns, a warp's
+  static constexpr int kSteps = kSplitSteps / kParts;  // whose keys a part scores
+  static constexpr int kColumns = kHeadDim / kParts;   // of values and outputs
+  static constexpr int kTiles = kParts == 1 ? 2 : 1;   // of 16 columns, a warp's
+  static constexpr int kOutWarps = kColumns / (16 * kTiles);
   static constexpr int kValueBytes = kStepBytes / kParts;  // of a step
   static constexpr int kMaxSplits = kMaxCluster / kParts;
 
   uint8_t keys[kSteps][kStepBytes];
   uint8_t values[kSplitSteps][kValueBytes];  // core matrices [token group 8][d chunk of the part]
-  uint8_t q[kMaxDecodeRows * kHeadDim * 2];  // core matrices [row group 2][d chunk 16]
+  uint8_t q[kMaxStepGroup * kHeadDim * 2];   // core matrices [d chunk 16]
   SplitScratch scratch;
-  // What other CTAs send, as their lanes hold it; of rows of the group alone. What stands for the others is read too,
-  // but rows never mix, and theirs are not written. Scores by [step][warp][row][lane of the quad].
-  float4 scores[kParts == 1 ? 1 : kSplitSteps][4][kMaxDecodeRows][4];
-  // States of splits 1 ..: by [warp][g][lane of the quad][tile]; m and l of rows g and g + 8.
-  float4 o[kMaxSplits - 1][4][8][4][kTiles];
-  float4 ml[kMaxSplits - 1][8];
+  // What other CTAs send, as their lanes hold it; of the group's heads alone. What stands for the others is read too,
+  // but heads never mix, and theirs are not written.
+  float4 scores[kParts == 1 ? 1 : kSplitSteps][4][32];  // by [step][warp][lane]
+  // States of splits 1 ..: by [warp][lane][tile]; m and l of heads 2t and 2t + 1.
+  float4 o[kMaxSplits - 1][kOutWarps][32][kTiles];
+  float4 ml[kMaxSplits - 1][4];
   uint64_t scored, merged;
 };
 
@@ -59,51 +59,51 @@ __device__ __forceinline__ void load_columns(const bf16* half0, const bf16* half
   }
 }
 
+// Lanes of a quad that hold heads of the group.
+__device__ __forceinline__ int lanes_of(int group) {
+  return (group + 1) / 2;
+}
+
 // Sends a step's masked scores of this warp's keys, and their maxima, to all parts of the split.
 template <int kParts>
 __device__ __forceinline__ void send_scores(Shared<kParts>& shared, const SplitLane& at, int group, int split, int step,
-                                            const float (&s)[2][4], const float2& top) {
-  const uint32_t to = shared_address(&shared.scores[step][at.warp][at.row][at.lane % 4]);
-  const uint32_t top_to = shared_address(&shared.scratch.top[step][at.row]) + at.warp * 4;
+                                            const float (&s)[4], float top) {
+  const uint32_t to = shared_address(&shared.scores[step][at.warp][at.lane]);
+  const uint32_t top_to = shared_address(&shared.scratch.top[step][top_head(at)]) + at.warp * 4;
 #pragma unroll
   for (int part = 0; part < kParts; part++) {
     const uint32_t rank = static_cast<uint32_t>(split * kParts + part);
     const uint32_t barrier = cluster_address(shared_address(&shared.scored), rank);
-    if (at.row < group) {
-      cluster_store_async(cluster_address(to, rank), make_float4(s[0][0], s[0][1], s[1][0], s[1][1]), barrier);
-      if (at.column == 0) cluster_store_async(cluster_address(top_to, rank), top.x, barrier);
-    }
-    if (at.row + 8 < group) {
-      cluster_store_async(cluster_address(to + 8 * sizeof shared.scores[0][0][0], rank),
-                          make_float4(s[0][2], s[0][3], s[1][2], s[1][3]), barrier);
-      if (at.column == 0) cluster_store_async(cluster_address(top_to + 8 * sizeof(float4), rank), top.y, barrier);
-    }
+    if (at.head < group) cluster_store_async(cluster_address(to, rank), make_float4(s[0], s[1], s[2], s[3]), barrier);
+    if (tells_top(at) && top_head(at) < group) cluster_store_async(cluster_address(top_to, rank), top, barrier);
   }
 }
 __device__ __forceinline__ uint32_t score_bytes(int group, int n_steps) {
-  return static_cast<uint32_t>(n_steps * group * 4 * (4 * sizeof(float4) + sizeof(float)));
+  return static_cast<uint32_t>(n_steps * 4 * (8 * lanes_of(group) * sizeof(float4) + group * sizeof(float)));
 }
 
 // Sends a split's state of this warp's columns to the same part of the first split.
 template <int kParts, int kTiles>
 __device__ __forceinline__ void send_state(Shared<kParts>& shared, const SplitLane& at, int group, int split, int part,
-                                           const float (&o)[kTiles][4], const float (&m)[2], const float2& l) {
-  if (at.row >= group) return;
+                                           const float (&o)[kTiles][4], const Heads& m, const Heads& l) {
+  if (at.head >= group) return;
   const uint32_t rank = static_cast<uint32_t>(part);
   const uint32_t barrier = cluster_address(shared_address(&shared.merged), rank);
-  const uint32_t to = cluster_address(shared_address(shared.o[split - 1][at.warp][at.row][at.lane % 4]), rank);
+  const uint32_t to = cluster_address(shared_address(shared.o[split - 1][at.warp][at.lane]), rank);
 #pragma unroll
   for (int j = 0; j < kTiles; j++) {
     cluster_store_async(to + j * sizeof(float4), make_float4(o[j][0], o[j][1], o[j][2], o[j][3]), barrier);
   }
-  if (at.warp == 0 && at.column == 0) {
-    cluster_store_async(cluster_address(shared_address(&shared.ml[split - 1][at.row]), rank),
-                        make_float4(m[0], l.x, m[1], l.y), barrier);
+  if (at.warp == 0 && at.g == 0) {
+    cluster_store_async(cluster_address(shared_address(&shared.ml[split - 1][at.lane]), rank),
+                        make_float4(m.a, l.a, m.b, l.b), barrier);
   }
 }
-template <int kTiles>
+template <int kParts>
 __device__ __forceinline__ uint32_t state_bytes(int group, int n_splits) {
-  return static_cast<uint32_t>((n_splits - 1) * min(group, 8) * (4 * 4 * kTiles + 1) * sizeof(float4));
+  using Memory = Shared<kParts>;
+  return static_cast<uint32_t>((n_splits - 1) * lanes_of(group) * (Memory::kOutWarps * 8 * Memory::kTiles + 1) *
+                               sizeof(float4));
 }
 #endif
 
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
     mbarrier_init(shared_address(&shared.merged), 1);
     fence_mbarrier_init();
     mbarrier_expect(shared_address(&shared.scored), score_bytes(p.group, n_steps));
-    mbarrier_expect(shared_address(&shared.merged), state_bytes<kTiles>(p.group, n_splits));
+    mbarrier_expect(shared_address(&shared.merged), state_bytes<kParts>(p.group, n_splits));
   }
   cluster_arrive();
   int new_block = 0;
@@ -167,19 +167,20 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
                          shared_address(shared.values[i]), thread);
   }
   cp_async_commit();
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof shared.q) / 16 / kThreads; i++) {
-    reinterpret_cast<uint4*>(shared.q)[i * kThreads + thread] = make_uint4(0, 0, 0, 0);
-  }
+  static_assert(sizeof shared.q == kThreads * 16);
+  reinterpret_cast<uint4*>(shared.q)[thread] = make_uint4(0, 0, 0, 0);
   const HeadLane q_norm = load_norm_weight(p.q_norm, lane);
   const HeadLane k_norm = load_norm_weight(p.k_norm, lane);
   const bool has_new = split == n_splits - 1;
   const int key_row = last % kStep;               // of the new key in its step
   const int key_step = n_steps - 1 - first_step;  // and its step among this part's
   const bool key_owner = has_new && key_step >= 0 && key_step < kSteps && warp == key_row / 16;
-  // This lane's word of the new value: of the columns that its warp reads.
-  constexpr int kWords = 4 * kTiles;
-  const int value_at = part * (Memory::kColumns / 2) + warp * kWords + lane % kWords;
+  const bool makes_outputs = warp < Memory::kOutWarps;
+  // This lane's word of the new value, if it has one: of the columns that its warp reads.
+  constexpr int kWords = 8 * kTiles;
+  const bool has_value = makes_outputs && lane < kWords;
+  const int value_word_at = (warp * kWords + lane) % (Memory::kColumns / 2);  // in the part
+  const int value_at = part * (Memory::kColumns / 2) + value_word_at;
   __syncthreads();
   cluster_wait();  // the barriers of those that will be sent to are there
   griddep_wait();
@@ -202,34 +203,33 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
     __syncwarp();
   }
 
-  // Operands of the next k16 are asked for before the products of this one.
+  // Keys of the next k16 are asked for before the products of this one.
   const int own_steps = min(n_steps - first_step, kSteps);  // may be negative
-  float s[kSplitSteps][2][4] = {};                          // of the part's steps, later of all
-  uint32_t q[2][4], b[2][kSteps][4];
-  const auto load_operands = [&](int k) {
-    ldmatrix_x4(q[k % 2], shared_address(shared.q) + at.q + k * 256);
+  float s[kSplitSteps][4] = {};                             // of the part's steps, later of all
+  uint32_t q[4][4], keys[2][kSteps][4];
+  const auto load_keys = [&](int k) {
 #pragma unroll
     for (int i = 0; i < kSteps; i++) {
-      ldmatrix_x4(b[k % 2][i], shared_address(shared.keys[i]) + at.k + k * 256);
+      ldmatrix_x4(keys[k % 2][i], shared_address(shared.keys[i]) + at.k + k * 256);
     }
   };
-  load_operands(0);
+  load_step_queries(q, shared_address(shared.q), at);
+  load_keys(0);
 #pragma unroll
   for (int k = 0; k < 8; k++) {
-    if (k < 7) load_operands(k + 1);
+    if (k < 7) load_keys(k + 1);
 #pragma unroll
     for (int i = 0; i < kSteps; i++) {
       // A part's only step costs less than to ask whether it is there: scores of stale memory are not sent.
       if (kSteps > 1 && i >= own_steps) break;
-      mma_bf16(s[i][0], q[k % 2], b[k % 2][i][0], b[k % 2][i][1]);
-      mma_bf16(s[i][1], q[k % 2], b[k % 2][i][2], b[k % 2][i][3]);
+      add_scores(s[i], keys[k % 2][i], q, k);
     }
   }
 #pragma unroll
   for (int i = 0; i < kSteps; i++) {
     if (i >= own_steps) break;
     const int step = first_step + i;
-    const float2 top = mask_and_top(at, s[i], last - first - step * kStep);
+    const float top = mask_and_top(at, s[i], last - first - step * kStep);
     if constexpr (kParts == 1) {
       leave_top(shared.scratch, at, i, top);
     } else {
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
       k[kv_offset(slot, 2 * lane) / 2] = key_words.low;
       k[kv_offset(slot, 64 + 2 * lane) / 2] = key_words.high;
     }
-    if (lane < kWords) reinterpret_cast<uint32_t*>(p.v + to)[kv_offset(slot, 2 * value_at) / 2] = value_word;
+    if (has_value) reinterpret_cast<uint32_t*>(p.v + to)[kv_offset(slot, 2 * value_at) / 2] = value_word;
   }
   if constexpr (kParts == 1) {
     __syncthreads();
@@ -253,58 +253,58 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
 #pragma unroll
     for (int i = 0; i < kSplitSteps; i++) {
       if (i >= n_steps) break;
-      const float4 low = shared.scores[i][warp][at.row][lane % 4];
-      s[i][0][0] = low.x, s[i][0][1] = low.y, s[i][1][0] = low.z, s[i][1][1] = low.w;
-      if (p.group <= 8) continue;
-      const float4 high = shared.scores[i][warp][at.row + 8][lane % 4];
-      s[i][0][2] = high.x, s[i][0][3] = high.y, s[i][1][2] = high.z, s[i][1][3] = high.w;
+      const float4 sent = shared.scores[i][warp][lane];
+      s[i][0] = sent.x, s[i][1] = sent.y, s[i][2] = sent.z, s[i][3] = sent.w;
     }
   }
 
-  float alpha[kSplitSteps][2], m[2];
+  Heads alpha[kSplitSteps], m;
   softmax_split(shared.scratch, at, s, n_steps, p.scale, alpha, m);
   cp_async_wait<0>();
   __syncthreads();
-  if (has_new) {  // every warp the columns that it reads
-    if (lane < kWords) {
-      uint8_t* to = shared.values[n_steps - 1] + key_row / 8 * (2048 / kParts) + key_row % 8 * 16;
-      const int word = warp * kWords + lane;
-      *reinterpret_cast<uint32_t*>(to + word / 4 * 128 + word % 4 * 4) = value_word;
+  if (!makes_outputs) return;
+  constexpr int kTokens = 2048 / kParts;  // bytes from one group of 8 tokens to the next
+  if (has_new) {                          // every warp the columns that it reads
+    if (has_value) {
+      uint8_t* to = shared.values[n_steps - 1] + key_row / 8 * kTokens + key_row % 8 * 16;
+      *reinterpret_cast<uint32_t*>(to + value_word_at / 4 * 128 + value_word_at % 4 * 4) = value_word;
     }
     __syncwarp();
   }
 
+  const int first_column = warp * 16 * kTiles;  // of this warp, in the part
   float o[kTiles][4] = {};
 #pragma unroll
   for (int i = 0; i < kSplitSteps; i++) {
     if (i >= n_steps) break;
     rescale(o, alpha[i]);
-    add_values<kParts>(o, shared_address(shared.scratch.p_words[i]) + at.p, shared_address(shared.values[i]), warp,
-                       lane);
+    uint32_t weights[kStep / 32][4];
+    load_weights(weights, shared_address(shared.scratch.p_words[i]), at);
+    add_values<kTokens>(o, weights, shared_address(shared.values[i]) + value_row<kTokens>(first_column, lane),
+                        kStep / 16);
   }
-  const float2 l = split_sums(shared.scratch, at);
+  const Heads l = split_sums(shared.scratch, at);
   if (split > 0) {
     send_state(shared, at, p.group, split, part, o, m, l);
     return;
   }
-  Running<kTiles> running;
+  RunningHeads<kTiles> running;
   running.clear();
-  running.add(o, m, l.x, l.y);
+  running.add(o, m, l);
   if (n_splits > 1) {
     mbarrier_wait_cluster(shared_address(&shared.merged), 0);
     for (int i = 0; i < n_splits - 1; i++) {
 #pragma unroll
       for (int j = 0; j < kTiles; j++) {
-        const float4 tile = shared.o[i][warp][at.row][lane % 4][j];
+        const float4 tile = shared.o[i][warp][lane][j];
         o[j][0] = tile.x, o[j][1] = tile.y, o[j][2] = tile.z, o[j][3] = tile.w;
       }
-      const float4 ml = shared.ml[i][at.row];
-      m[0] = ml.x, m[1] = ml.z;
-      running.add(o, m, ml.y, ml.w);
+      const float4 ml = shared.ml[i][lane % 4];
+      running.add(o, {ml.x, ml.z}, {ml.y, ml.w});
     }
   }
   bf16* out = p.out + (static_cast<int64_t>(seq) * p.n_heads + head * p.group) * kHeadDim;
-  write_pair(out + part * Memory::kColumns, p.group, at, running);
+  running.write(out, part * Memory::kColumns + first_column, p.group, at);
 #endif
 }
 

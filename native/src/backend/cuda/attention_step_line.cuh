@@ -9,6 +9,7 @@ namespace qwen3::cuda::step_line {
 constexpr int kSlots = 6;
 constexpr int kWarps = 4;                       // consumers; as many feed them
 [[maybe_unused]] constexpr int kPreparers = 3;  // of the feeding warps
+constexpr int kTiles = 2;                       // of 16 output columns, a consumer's
 constexpr int kConsumers = kWarps * 32;
 constexpr int kThreads = 2 * kConsumers;
 [[maybe_unused]] constexpr int kConsumerRegisters = 184;
@@ -16,8 +17,8 @@ constexpr int kThreads = 2 * kConsumers;
 
 // What the preparers make of a pair.
 struct Prepared {
-  uint8_t q[kMaxDecodeRows * kHeadDim * 2];  // core matrices [row group 2][d chunk 16]; rows beyond the group are 0
-  uint32_t key[kHeadDim / 2];                // the new key and value, bf16 pairs
+  uint8_t q[kMaxStepGroup * kHeadDim * 2];  // core matrices [d chunk 16]; heads beyond the group are 0
+  uint32_t key[kHeadDim / 2];               // the new key and value, bf16 pairs
   uint32_t value[kHeadDim / 2];
 };
 
