@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kExponents = 256, kWindow = 16;
-static_assert(kThreads >= kExponents - kWindow + 1);
+constexpr int kWindows = (kExponents - kWindow) / 2 + 1;  // each begins at an even exponent
+static_assert(kThreads >= kWindows);
 
 // The pair a[i / 4][i % 4] of a lane in a packed block, as an index of words.
 __device__ __forceinline__ int word_of(int i, int lane) {
@@ -24,7 +25,7 @@ __device__ __forceinline__ int column_of(int i, int lane) {
 __global__ void __launch_bounds__(kThreads) code_kernel(CodeArgs args) {
   griddep_wait();
   __shared__ int counts[kPackRows][kExponents];
-  __shared__ int best[kPackRows];  // weights in the window * 256 + its base
+  __shared__ int best[kPackRows];  // weights in the window * kWindows + its number
   __shared__ uint32_t escapes[kWarps][kCodedEscapes];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
   for (int i = threadIdx.x; i < kPackRows * kExponents; i += kThreads) counts[i / kExponents][i % kExponents] = 0;
@@ -47,14 +48,14 @@ __global__ void __launch_bounds__(kThreads) code_kernel(CodeArgs args) {
   }
   __syncthreads();
   for (int row = 0; row < kPackRows; row++) {
-    if (threadIdx.x > kExponents - kWindow) break;
+    if (threadIdx.x >= kWindows) break;
     int within = 0;
-    for (int i = 0; i < kWindow; i++) within += counts[row][threadIdx.x + i];
-    atomicMax(&best[row], within * kExponents + static_cast<int>(threadIdx.x));
+    for (int i = 0; i < kWindow; i++) within += counts[row][2 * threadIdx.x + i];
+    atomicMax(&best[row], within * kWindows + static_cast<int>(threadIdx.x));
   }
   __syncthreads();
   if (threadIdx.x < kPackRows)
-    args.bases[tile * kPackRows + threadIdx.x] = static_cast<uint8_t>(best[threadIdx.x] % kExponents);
+    args.bases[tile * kPackRows + threadIdx.x] = static_cast<uint8_t>(best[threadIdx.x] % kWindows);
 
   const uint32_t below = (1u << lane) - 1;
   for (int block = warp; block < args.col_blocks; block += kWarps) {
@@ -64,14 +65,18 @@ __global__ void __launch_bounds__(kThreads) code_kernel(CodeArgs args) {
     int n_escapes = 0;
     for (int i = 0; i < 16; i++) {
       const uint32_t pair = packed[block * (kPackBlockBytes / 4) + word_of(i, lane)];
-      const int base = best[row_of(i)] % kExponents;
-      uint32_t kept = pair & kSignAndMantissa;
+      const int first = best[row_of(i)] % kWindows * 2, step = i / 4, in_g8 = i % 2;
       for (int half = 0; half < 2; half++) {
         const uint32_t bits = pair >> (half * 16) & 0xFFFF;
-        const int code = static_cast<int>(bits >> 7 & 255) - base;
-        const bool inside = code >= 0 && code < kWindow, weight = is_weight(block, i, half);
-        if (inside && weight) codes[i / 4] |= static_cast<uint32_t>(code) << (half * 16 + i % 4 * 4);
-        if (!weight) kept &= half == 0 ? 0xFFFF0000 : 0x0000FFFF;
+        const int j = i % 4 / 2 * 2 + half;  // of the row's weights in this step
+        const int exponent = static_cast<int>(bits >> 7 & 255) - first;
+        const bool inside = exponent >= 0 && exponent < kWindow, weight = is_weight(block, i, half);
+        if (inside && weight) {
+          const int low_at = j / 2 + j % 2 * 2, code_at = 1 - j / 2 + j % 2 * 2;  // coded_weight.cuh
+          values[step * 2 + in_g8] |= (bits & 255) << (low_at * 8);
+          codes[step] |= static_cast<uint32_t>(exponent / 2) << ((in_g8 * 4 + code_at) * 4);
+          codes[step] |= (bits >> 15) << (code_at * 8 + (in_g8 == 0 ? 7 : 3));
+        }
         const uint32_t all = __ballot_sync(0xffffffffu, !inside && weight);
         const int place = n_escapes + __popc(all & below);
         if (!inside && weight && place < kCodedEscapes) {
@@ -80,7 +85,6 @@ __global__ void __launch_bounds__(kThreads) code_kernel(CodeArgs args) {
         }
         n_escapes += __popc(all);
       }
-      values[i / 2] |= i % 2 == 0 ? kept : __byte_perm(kept, 0, 0x2301);
     }
     __syncwarp();
     uint8_t* slab = args.blocks + (static_cast<int64_t>(tile / kSlabTiles) * args.col_blocks + block) * kSlabBytes;

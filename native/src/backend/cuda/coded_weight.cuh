@@ -3,10 +3,14 @@
 // Lane (g = lane / 4, q = lane % 4) holds 32 weights of the block, a[step][r] as mma.sync's operand A for columns
 // 16 step .. 16 step + 15: in its low and its high half row g + 8 (r % 2), columns 2q and 2q + 1, + 8 (r / 2).
 //
-// Signs and mantissas: a word for two r, with the bits of r = 0 or 2 where bf16 has them (0x807F in each half) and
-// those of r = 1 or 3 in between, the bytes of each half exchanged. Codes: a word for a step, r's in bits 4 r .. 4 r +
-// 3 of each half. So a pair of weights takes four instructions: mask, multiply-add (to its place, plus base), and
-// exchange, and choose the bits.
+// A step's four weights of a row, j = 0, 1 those of its word r = 0 (row g) or 1 (g + 8), j = 2, 3 those of r = 2 or 3:
+//   low bytes (the exponent's last bit and the mantissa): a word, from its low end those of j = 0, 2, 1, 3
+//   codes: nibbles, in their lower three bits, from the low end of the step's word j = 2, 0, 3, 1 of row g, then of g +
+//   8 signs: in that order, of row g in the top bits of the word's bytes, of row g + 8 four bits lower
+// A code is a byte's number in 8 bytes, the upper bytes of bf16 that the row has. One permutation of bytes looks four
+// of them up, one choice of bits adds their signs, and high and low bytes meet by one choice of bits for r = 0 or 1 and
+// one permutation for r = 2 or 3: 11 instructions for 8 weights. Each costs the card 0.4 nJ, and it is at its power
+// limit.
 //
 // Escape: bits 0 to 15 the weight, 16 which half, 17 to 20 step and r, 21 to 25 the lane; all bits set: none.
 #pragma once
@@ -16,24 +20,37 @@
 
 namespace qwen3::cuda {
 
-inline constexpr uint32_t kSignAndMantissa = 0x807F807F;
+inline constexpr uint32_t kSigns = 0x80808080, kCodes = 0x77777777;
 inline constexpr uint32_t kNoEscape = 0xFFFFFFFF;
+
+// The upper bytes that a row's codes stand for.
+struct CodedRow {
+  uint32_t low, high;  // of codes 0 to 3 and 4 to 7
+
+  CodedRow() = default;
+  __device__ __forceinline__ explicit CodedRow(uint8_t base)
+      : low(base * 0x01010101u + 0x03020100u), high(low + 0x04040404u) {}
+  // Of nibbles 0 to 3, whose top bits are 0. In assembly: __byte_perm() would clear them once more.
+  __device__ __forceinline__ uint32_t bytes(uint32_t codes) const {
+    uint32_t result;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(codes));
+    return result;
+  }
+};
 
 // What a lane needs of a block's rows and its own place, for the whole product.
 struct CodedLane {
   int lane;
-  uint32_t base_g, base_g8;  // rows' bases, in the exponent's place of both halves
+  CodedRow row_g, row_g8;
 
   CodedLane() = default;
   // bases: of the row tile.
-  __device__ __forceinline__ CodedLane(const uint8_t* bases, int lane) : lane(lane) {
-    base_g = __ldg(bases + lane / 4) * 0x00800080u;
-    base_g8 = __ldg(bases + lane / 4 + 8) * 0x00800080u;
-  }
+  __device__ __forceinline__ CodedLane(const uint8_t* bases, int lane)
+      : lane(lane), row_g(__ldg(bases + lane / 4)), row_g8(__ldg(bases + lane / 4 + 8)) {}
 };
 
 struct CodedBlock {
-  uint4 values[2];  // signs and mantissas of steps 0, 1 and 2, 3
+  uint4 values[2];  // low bytes of steps 0, 1 and 2, 3
   uint4 codes;
   uint32_t escape;  // one of the block's, the same in lanes l and l + 8
 
@@ -50,12 +67,15 @@ struct CodedBlock {
   template <int step>
   __device__ __forceinline__ void expand(const CodedLane& own, uint32_t (&a)[4]) const {
     const uint4& v = values[step / 2];
-    const uint32_t v_01 = step % 2 == 0 ? v.x : v.z, v_23 = step % 2 == 0 ? v.y : v.w;
-    const uint32_t low = step == 0 ? codes.x : step == 1 ? codes.y : step == 2 ? codes.z : codes.w, high = low >> 8;
-    a[0] = join(v_01, exponents(low, 0x000F000F, 128, own.base_g));
-    a[1] = join(__byte_perm(v_01, 0, 0x2301), exponents(low, 0x00F000F0, 8, own.base_g8));
-    a[2] = join(v_23, exponents(high, 0x000F000F, 128, own.base_g));
-    a[3] = join(__byte_perm(v_23, 0, 0x2301), exponents(high, 0x00F000F0, 8, own.base_g8));
+    const uint32_t low_g = step % 2 == 0 ? v.x : v.z, low_g8 = step % 2 == 0 ? v.y : v.w;
+    const uint32_t word = step == 0 ? codes.x : step == 1 ? codes.y : step == 2 ? codes.z : codes.w;
+    const uint32_t code = word & kCodes;
+    const uint32_t high_g = own.row_g.bytes(code) | (word & kSigns);
+    const uint32_t high_g8 = own.row_g8.bytes(code >> 16) | (word << 4 & kSigns);
+    a[0] = choose(low_g, high_g);
+    a[1] = choose(low_g8, high_g8);
+    a[2] = __byte_perm(low_g, high_g, 0x6341);
+    a[3] = __byte_perm(low_g8, high_g8, 0x6341);
   }
   // The words of escapes that there are, a bit each; asked for some time before put_escapes(), it costs nothing.
   __device__ __forceinline__ uint32_t escapes() const {
@@ -96,17 +116,11 @@ struct CodedBlock {
   }
 
  private:
-  // In assembly, where the compiler would shift first and mask twice.
-  __device__ __forceinline__ static uint32_t exponents(uint32_t codes, uint32_t mask, uint32_t to_place,
-                                                       uint32_t base) {
+  // The first and third byte of `low`, the others of `high`. In assembly: the compiler would take `high` apart again.
+  __device__ __forceinline__ static uint32_t choose(uint32_t low, uint32_t high) {
     uint32_t result;
-    asm("{\n.reg .b32 t;\nand.b32 t, %1, %2;\nmad.lo.u32 %0, t, %3, %4;\n}"
-        : "=r"(result)
-        : "r"(codes), "r"(mask), "r"(to_place), "r"(base));
+    asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(result) : "r"(low), "r"(high), "r"(0x00FF00FF));
     return result;
-  }
-  __device__ __forceinline__ static uint32_t join(uint32_t values, uint32_t exponents) {
-    return (values & kSignAndMantissa) | exponents;
   }
 };
 

@@ -72,14 +72,15 @@ void pack(const PackArgs& args, const Context& ctx);
 // ---- coded weights (code_weight.cu): the same weights in 12.25 bits instead of 16, exactly; for products of few rows,
 // which take as long as their weights take to read.
 //
-// The exponents of a trained row lie close together. Each row gets a window of 16 exponents, `base` to base + 15, and
-// each weight a code of 4 bits, its exponent less base; sign and mantissa stay. What lies outside of its window
-// (zeros too, one in ten thousand of normal weights) is an escape: place and bits in one of 8 words that each block has
-// for them. A weight with a block of more than 8 escapes has no coded form.
+// The exponents of a trained row lie close together. Each row gets a window of 16 exponents from 2 `base` on, and of
+// each weight a code of 3 bits, exponent / 2 - base, stands for all of the exponent but its last bit, which stays with
+// sign and mantissa. What lies outside of its window (zeros too, one in ten thousand of normal weights) is an escape:
+// place and bits in one of 8 words that each block has for them. A weight with a block of more than 8 escapes has no
+// coded form.
 //
 // Blocks are those of packed weights. Four row tiles are a slab, [slabs][column blocks][6,272 bytes], so that copies
-// are of whole lines of 128 bytes: four times [2][32 lanes][4] words of signs and mantissas, [32 lanes][4] words of
-// codes, and then the escapes, [4 row tiles][8]. A lane's words are the weights that it holds as an operand A of four
+// are of whole lines of 128 bytes: four times [2][32 lanes][4] words of low bytes, [32 lanes][4] words of codes and
+// signs, and then the escapes, [4 row tiles][8]. A lane's words are the weights that it holds as an operand A of four
 // products of 16 x 16 (mma.sync and wgmma agree); coded_weight.cuh has the bits. Behind the blocks are the rows' bases,
 // a byte each.
 inline constexpr int kSlabTiles = 4;
