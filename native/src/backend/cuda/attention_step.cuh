@@ -1,10 +1,10 @@
 // What the kernels for decode steps on Hopper share: parameters, and a split's softmax by four warps.
 //
-// Keys and values are the M of mma.sync and the query heads of one token and KV head its N: with heads as M three
-// quarters of every product and of every softmax would be rows that are not there. In every step of kStep keys warp w
-// scores keys [16w, 16w + 16); the maxima of all steps of the split meet in shared memory; P goes through shared memory
-// as bf16; a warp accumulates a share of the output columns that its CTA makes, all of them in attention_step.cu, those
-// of its part in attention_step_cluster.cu. Arithmetic: attention.cuh.
+// Keys and values are the M of mma.sync and the query heads of one token and KV head its N, which is 8: with heads as
+// M, which is 16, most of every product and of every softmax would be rows that are not there. In every step of kStep
+// keys warp w scores keys [16w, 16w + 16); the maxima of all steps of the split meet in shared memory; P goes through
+// shared memory as bf16; a warp accumulates a share of the output columns that its CTA makes, all of them in
+// attention_step.cu, those of its part in attention_step_cluster.cu. Arithmetic: attention.cuh.
 //
 // Accumulators: lane 4 g + t holds heads 2t and 2t + 1, of scores keys g and g + 8 of the warp's, of outputs columns g
 // and g + 8 of a tile of 16: element 2 i + h is that of key or column g + 8 i, head 2t + h.
@@ -164,7 +164,7 @@ __device__ __forceinline__ Heads split_sums(const SplitScratch& s, const SplitLa
 }
 
 // P of a step, the B operands of its k16 steps, two in each. step: shared address of its words.
-__device__ __forceinline__ void load_weights(uint32_t (&p)[kStep / 32][4], uint32_t step, const SplitLane& at) {
+__device__ __forceinline__ void load_probabilities(uint32_t (&p)[kStep / 32][4], uint32_t step, const SplitLane& at) {
 #pragma unroll
   for (int t = 0; t < kStep / 32; t++) ldmatrix_x4_trans(p[t], step + at.stacked + t * 512);
 }

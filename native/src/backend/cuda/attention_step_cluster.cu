@@ -278,9 +278,9 @@ __global__ void __launch_bounds__(kThreads) attention_step_cluster_kernel(const 
   for (int i = 0; i < kSplitSteps; i++) {
     if (i >= n_steps) break;
     rescale(o, alpha[i]);
-    uint32_t weights[kStep / 32][4];
-    load_weights(weights, shared_address(shared.scratch.p_words[i]), at);
-    add_values<kTokens>(o, weights, shared_address(shared.values[i]) + value_row<kTokens>(first_column, lane),
+    uint32_t probabilities[kStep / 32][4];
+    load_probabilities(probabilities, shared_address(shared.scratch.p_words[i]), at);
+    add_values<kTokens>(o, probabilities, shared_address(shared.values[i]) + value_row<kTokens>(first_column, lane),
                         kStep / 16);
   }
   const Heads l = split_sums(shared.scratch, at);
