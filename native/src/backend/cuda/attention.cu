@@ -58,8 +58,7 @@ int64_t most_states(const AttentionWorkspace& workspace, int group) {
 bool attention_step_serves(const SelfAttentionArgs& args, const BatchHost& host, const AttentionWorkspace& workspace,
                            const Context& ctx) {
   return ctx.hopper && args.n_heads <= args.n_kv_heads * kMaxStepGroup && host.n_tokens == host.n_seqs &&
-         host.n_seqs <= kMaxStepSeqs &&
-         host.n_seqs * args.n_kv_heads < workspace.n_counters &&
+         host.n_seqs <= kMaxStepSeqs && host.n_seqs * args.n_kv_heads < workspace.n_counters &&
          (host.plan != nullptr || step_ctas(args, host, ctx) == 0);
 }
 
