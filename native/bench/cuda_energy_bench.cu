@@ -135,15 +135,12 @@ __global__ void __launch_bounds__(64) copy_kernel(const uint8_t* from, int64_t n
   }
 #endif
 }
-void copy(const void* from, size_t bytes) {
+enum class Readers { kShare, kAll };
+void copy(const void* from, size_t bytes, Readers readers = Readers::kShare) {
+  const bool share = readers == Readers::kShare;
   configure<copy_kernel>(kRing * kChunk);
-  copy_kernel<<<sm_count, 64, kRing * kChunk, stream>>>(static_cast<const uint8_t*>(from),
-                                                        static_cast<int64_t>(bytes / kChunk), 1, sm_count);
-}
-void copy_to_all(const void* from, size_t bytes) {
-  configure<copy_kernel>(kRing * kChunk);
-  copy_kernel<<<sm_count, 64, kRing * kChunk, stream>>>(static_cast<const uint8_t*>(from),
-                                                        static_cast<int64_t>(bytes / kChunk), 0, 1);
+  copy_kernel<<<sm_count, 64, kRing * kChunk, stream>>>(
+      static_cast<const uint8_t*>(from), static_cast<int64_t>(bytes / kChunk), share ? 1 : 0, share ? sm_count : 1);
 }
 
 // Three warpgroups, 64 x 128 x 64 a stage, 4 stages of operands that stay.
@@ -257,7 +254,7 @@ void costs() {
   fill(data.data, data.n, 0.02f, 1);
   memory("copies from memory, normal bf16");
   cost("copies from the second-level cache", 16.0 * sm_count * kSmall, "TB/s", "byte", [&] {
-    for (int i = 0; i < 16; i++) copy_to_all(bytes, kSmall);
+    for (int i = 0; i < 16; i++) copy(bytes, kSmall, Readers::kAll);
   });
   wgmma_of("wgmma, 128 columns, normal bf16");
   cost("mma.sync, normal bf16", 2048.0 * 2 * sm_count * 8 * kTurns * 8 * 8, "TFLOP/s", "FLOP",
